@@ -15,7 +15,7 @@ from prep.models.pipeline import pipeline_index
 from prep.training.schema import Config
 from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
-from train.metadata import labels_of, title_of, usual_size
+from train.metadata import labels_of, title_of
 from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
 from train.models.naming import Naming, naming_of
 from train.setup import Setup
@@ -105,7 +105,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     yield "Steps", f"{step} with up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
     yield "Seed", str(config.seed)
     yield "Samples", str(sum(len(members) for members in setup.index.training))
-    width, height = usual_size(setup)
+    width, height = setup.index.usual_size
     yield "Most frequent size", f"{width} x {height}"
     yield "Manifest", f"`{setup.manifest.digest}`"
     if setup.origin.recipe:

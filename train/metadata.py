@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from prep.geometry import Size
 from prep.loader.index import Index
 from prep.models.configs import Configs
 from prep.models.family import Labels
@@ -77,15 +76,9 @@ def labels_of(setup: Setup) -> Labels:
     return setup.family.labels_of(setup.prediction, Configs(setup.model.path))
 
 
-def usual_size(setup: Setup) -> Size:
-    """The bucket with the most training samples; the first in a tie."""
-    counts = [len(members) for members in setup.index.training]
-    return setup.manifest.buckets[counts.index(max(counts))]
-
-
 def _modelspec(setup: Setup) -> dict[str, str]:
     settings = setup.config.result
-    width, height = usual_size(setup)
+    width, height = setup.index.usual_size
     architecture = labels_of(setup).architecture + ("/lora" if setup.config.method == "lora" else "")
     facts = {"sai_model_spec": "1.0.1", "architecture": architecture, "implementation": "diffusers",
              "title": title_of(setup), "resolution": f"{width}x{height}", "date": setup.origin.started,

@@ -18,6 +18,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.place import Place, is_file
+from prep.geometry import Size
 from prep.manifest.consistency import cache_of, check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
@@ -54,6 +55,14 @@ class Index:
         held_out = self.samples.role == _VALIDATION
         return tuple(np.flatnonzero(held_out & (self.samples.bucket == bucket))
                      for bucket in range(len(self.manifest.buckets)))
+
+    @property
+    def usual_size(self) -> Size:
+        """The size with the most training samples, whatever references they have; the first in a tie."""
+        counts: dict[Size, int] = {}
+        for size, members in zip(self.manifest.buckets, self.training, strict=True):
+            counts[size] = counts.get(size, 0) + len(members)
+        return max(counts, key=counts.__getitem__)
 
     @cached_property
     def _ends(self) -> tuple[Column, ...]:

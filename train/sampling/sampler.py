@@ -23,7 +23,6 @@ from prep.batching.rng import draw_key, philox
 from prep.cache.records import RowRef
 from prep.geometry import Size
 from prep.loader.device import autocast, module_to_device, to_device, to_host
-from prep.loader.index import Index
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.models.denoiser.samplers import diffusion_options, flow_options, require_steps
@@ -47,7 +46,7 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
     quiet_libraries()  # transformers, too: diffusers imports it with the pipeline
-    usual = settings.size or usual_size(rows.index)
+    usual = settings.size or rows.index.usual_size
     with evaluating(denoiser), torch.no_grad():
         pipeline = _pipeline(denoiser, model, settings.sampler)
         for prompt in prompts:  # before the first is drawn
@@ -96,12 +95,6 @@ def _settings_of(prompt: PromptRows, settings: Sampling) -> Sampling:
     own = {name: value for name in ("seed", "steps", "guidance")
            if (value := getattr(prompt.settings, name)) is not None}
     return replace(settings, **own)
-
-
-def usual_size(index: Index) -> Size:
-    """The bucket with the most training samples; the first in a tie."""
-    counts = [len(members) for members in index.training]
-    return index.manifest.buckets[counts.index(max(counts))]
 
 
 def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, size: Size,

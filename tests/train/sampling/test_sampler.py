@@ -22,7 +22,7 @@ from prep.training.schema import Sampling
 from train.models.denoiser import load, quiet
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
-from train.sampling.sampler import _whole, pictures, usual_size
+from train.sampling.sampler import _whole, pictures
 
 WHOLE_STEP = DDIMScheduler.step
 CPU = torch.device("cpu")
@@ -117,7 +117,13 @@ def test_the_vae_is_loaded_to_decode_and_freed(asked, tiny_model):
 
 
 def test_the_usual_size_is_the_fullest_bucket_s(make):
-    assert usual_size(open_index(make(counts=(2, 5)).manifest)) == (80, 48)
+    assert open_index(make(counts=(2, 5)).manifest).usual_size == (80, 48)
+
+
+def test_the_usual_size_counts_samples_with_and_without_references(make):
+    """Five of one size are more than four of the other, though no bucket has so many."""
+    index = open_index(make(counts=(5, 4), references=((48, 32),)).manifest)
+    assert sorted(map(len, index.training)) == [2, 2, 2, 3] and index.usual_size == (64, 64)
 
 
 def test_a_grid_has_a_label_above_each_picture(tmp_path):
