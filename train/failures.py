@@ -48,9 +48,10 @@ class Progress:
 
 
 class NotFinite(Exception):
-    """The loss or the gradient of a step is not finite; the weights are still those of the previous step."""
+    """The loss or the gradient of a step is not finite; the weights are still those of the previous step, if
+    `Progress.whole`. `norm`: None, if the loss was looked at before there were gradients."""
 
-    def __init__(self, loss: float, norm: float, draws: Iterable[Draw]) -> None:
+    def __init__(self, loss: float, norm: float | None, draws: Iterable[Draw]) -> None:
         super().__init__()
         self.loss, self.norm, self.draws = loss, norm, tuple(draws)
 
@@ -108,9 +109,11 @@ def _not_finite(error: NotFinite, setup: Setup, progress: Progress) -> Problem:
     names = [f"{index.samples.name(draw.sample)} at timestep {draw.timestep}" for draw in error.draws]
     again = (f", with --resume, which continues from step {progress.saved}, and --from if that already diverges"
              if progress.saved else "")
-    return ConfigError(f"loss is {error.loss} and the gradient norm {error.norm} in step {step}, expected finite "
-                       f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
-                       f"{progress.done}",
+    norm = "" if error.norm is None else f" and the gradient norm {error.norm}"
+    weights = (f"the weights are still those of step {progress.done}" if progress.whole else
+               "full.fused_backward had updated the weights by then, so they are not saved")
+    return ConfigError(f"loss is {error.loss}{norm} in step {step}, expected finite numbers; it trained on "
+                       f"{join_texts(names, NAMES)}; {weights}",
                        hint=f"try a smaller learning rate ({_rates(config)}){again}{_wider(config)}")
 
 
@@ -185,7 +188,7 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.
     world = 1 if progress.saved else progress.world
     smaller = [size for size in smaller_sizes(config.batch_size, config.micro_batch)
-               if -(-size // world) < len(progress.draws)]
+               if -(-size // world) < len(progress.draws) and not config.full.fused_backward]
     options = [f"--micro-batch {smaller[0]}"] if smaller else []
     if not (config.recomputes or progress.recomputes):
         options.append("--set gradient_checkpointing=true")
@@ -195,7 +198,8 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
 def _smaller_model(config: Config, progress: Progress) -> list[str]:
     """What leaves less of the model on the device."""
     if config.method == "full":
-        return ["--method lora (in another RUN)"]
+        halved = config.full.dtype == "float32" and not config.parallel.shard
+        return ["--set full.dtype=bfloat16 (in another RUN)" if halved else "--method lora (in another RUN)"]
     own_memory = progress.device.type not in SHARED
     if own_memory and config.offload != "auto" and not config.compile and not config.parallel.shard:
         more = "" if config.gradient_checkpointing else " --set gradient_checkpointing=true"

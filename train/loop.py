@@ -10,7 +10,7 @@ Errors leave as they are. `progress` says how far the run was, from which `train
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from prep.batching.rng import draw_key
 from prep.errors import EXIT_INTERRUPTED, first_line
@@ -141,7 +142,9 @@ def _steps(run: _Run) -> None:
                     if drops:  # which draws from torch's generators
                         seed(draw_key(setup.config.seed, step, b"", ranks.rank, "dropout-mask")[0], progress.device)
                     passes = draws.passes(setup.index, setup.plan, step, dropout=dropout, most=most, share=share)
-                    update.make(step, accumulate(trainee, setup.config, islice(feed, passes), progress))
+                    with update.gathering(step, passes) as between:
+                        gathered = accumulate(trainee, setup.config, islice(feed, passes), progress, between)
+                    update.make(step, gathered)
                     stopping, drawing = map(bool, ranks.total([requests.stop.is_set(), requests.sample.is_set()]))
                     saver.check()
                     for text in run.storage.news():
@@ -170,15 +173,17 @@ def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterat
                    sharing=run.ranks.local_world)
 
 
-def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progress: Progress) -> Gathered:
-    """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
+def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progress: Progress,
+               between: Callable[[Tensor], None] | None = None) -> Gathered:
+    """Runs forward and backward over every batch of `feed`: one rank's part of one step. `between` is called with the
+    loss of each between both."""
     loss = torch.zeros((), device=trainee.denoiser.device)
     samples, waited, since = 0, 0.0, time.perf_counter()
     parts, each = [], []
     for batch in feed:
         progress.draws = batch.draws
         waited += time.perf_counter() - since
-        part, losses = forward_backward(trainee, config, batch)
+        part, losses = forward_backward(trainee, config, batch, between)
         if not batch.padding:
             each.append(losses)
             loss = loss + part

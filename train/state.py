@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
 from prep.loader.batches import Batch
@@ -29,8 +29,9 @@ from train.optim import ema, optimizers, schedule
 from train.optim.ema import Shadow, WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE, OptimizerSpec
+from train.optim.singly import Singly
 from train.parallel.ranks import ALONE, Ranks
-from train.parallel.shards import OwnRows, Sharded, Whole
+from train.parallel.shards import OwnRows, Sharded, Whole, norm_of
 from train.runs.checkpoint_files import copy_into
 from train.runs.safetensors.reader import STORED, read_joined
 from train.runs.safetensors.writer import data_digest
@@ -48,6 +49,7 @@ class TrainState:
     average: WeightAverage | None  # None: no moving average
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
+    singly: Singly | None = None  # updates one parameter at a time; None: all together
 
     @property
     def ranks(self) -> Ranks:
@@ -80,7 +82,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     optimizer = spec.build(groups(denoiser, config), chosen, device.type == "cuda")
     average = WeightAverage(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
-                      latents=latents_of(setup.manifest).to(device),
+                      latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 
@@ -94,6 +96,17 @@ def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None,
         ranks.divide(model, device, None if own is None else own.rows)
     else:
         module_to_device(model, device)
+
+
+def singly_of(denoiser: Denoiser, optimizer: Any, config: Config) -> Singly | None:
+    """What updates the parameters one at a time, if some are not float32, or are updated in the backward pass."""
+    rounded = any(value.dtype != torch.float32 for value in denoiser.parameters.values())
+    return Singly(optimizer, denoiser.parameters, config.seed) if rounded or in_backward(config) else None
+
+
+def in_backward(config: Config) -> bool:
+    """Whether weights are updated within the backward pass."""
+    return config.method == "full" and config.full.fused_backward
 
 
 def groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
@@ -131,12 +144,17 @@ def put_whole(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], model
     copy_into(targets, {name: model.rows(values[name]) for name in targets})
 
 
-def forward_backward(trainee: TrainState, config: Config, batch: Batch) -> tuple[Tensor, Tensor]:
+def forward_backward(trainee: TrainState, config: Config, batch: Batch,
+                     between: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Tensor]:
     """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
+
+    `between` is called with the sum before the backward pass.
     """
     predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
     each_B = sample_losses(predicted, config.loss)
     loss = (each_B * predicted.weight_B).sum()
+    if between is not None:
+        between(loss.detach())
     times = 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
     (loss * 0.0 if batch.padding else loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
@@ -162,18 +180,40 @@ def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bo
     `skipped`: float16's gradients overflowed, so nothing changes but the scale of the loss. `only_if`, [] on the
     device, of an optimizer that spares updates: if it is false, nothing changes.
     """
-    factor = schedule.factor(setup.config.schedule, step, setup.steps)
-    rate = setup.config.optimizer.lr * factor
-    for group in trainee.optimizer.param_groups:
-        group["lr"] = rate if group["rate"] is None else group["rate"] * factor
+    rate = set_rates(trainee, setup, step)
     if trainee.scale is not None:
         (trainee.scale.halve if skipped else trainee.scale.grow)()
     if only_if is not None:
         trainee.optimizer.found_inf = (~only_if).float()  # as torch.amp.GradScaler hands it over
-    if not skipped:
+    if not skipped and trainee.singly is None:
         trainee.optimizer.step()
+    elif not skipped and trainee.singly is not None:
+        with trainee.singly.apart():
+            for name, value in trainee.denoiser.parameters.items():
+                if value.grad is not None:
+                    trainee.singly.update(name, value, step)
     trainee.optimizer.zero_grad(set_to_none=True)
     return rate
+
+
+def set_rates(trainee: TrainState, setup: Setup, step: int) -> float:
+    """Gives each group of parameters its learning rate in step `step` (from 0). Returns that of `optimizer.lr`."""
+    factor = schedule.factor(setup.config.schedule, step, setup.steps)
+    rate = setup.config.optimizer.lr * factor
+    for group in trainee.optimizer.param_groups:
+        group["lr"] = rate if group["rate"] is None else group["rate"] * factor
+    return rate
+
+
+def apply_gradient(trainee: TrainState, config: Config, step: int, name: str, value: nn.Parameter) -> Tensor:
+    """Clips the gradient of one parameter by itself, updates it in step `step` (from 0) and frees the gradient. Returns
+    the norm before, [], without waiting for it. Within `Singly.apart`."""
+    assert trainee.singly is not None and value.grad is not None
+    norm = norm_of(value.grad)
+    if config.optimizer.clip:
+        torch.nn.utils.clip_grads_with_norm_([value], config.optimizer.clip, norm)
+    trainee.singly.update(name, value, step)
+    return norm
 
 
 def move_average(trainee: TrainState, config: Config, step: int) -> None:

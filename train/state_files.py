@@ -190,10 +190,11 @@ def _as_asked(tensors: Mapping[str, Tensor], setup: Setup, fetch: Fetch) -> Mapp
 
 def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[str, Tensor]:
     """The tensors in the dtype of the result, in host memory if it is another one."""
+    wanted: torch.dtype = getattr(torch, dtype)
+    cast = {name: value if value.dtype == wanted else in_memory(value, fetch).to(wanted)
+            for name, value in tensors.items()}
     if dtype == "float32":
-        return tensors
-    wanted = torch.float16 if dtype == "float16" else torch.bfloat16
-    cast = {name: in_memory(value, fetch).to(wanted) for name, value in tensors.items()}
+        return cast
     for name, value in cast.items():
         if not bool(value.isfinite().all()):
             wider = "bfloat16" if dtype == "float16" else "float32"
@@ -246,7 +247,8 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
     of_file = model.shapes(targets if existing is None else existing)
     naming = kept_naming(start, name, naming or naming_of(family))
     like = _packed(of_file, start.config, naming)
-    wanted = {each: (value.dtype, tuple(value.shape)) for each, value in like.items()}
+    wanted = {each: (torch.float32 if name == AVERAGE and value.requires_grad else value.dtype, tuple(value.shape))
+              for each, value in like.items()}  # an average is float32, whatever the trained weights are
     if start.config.method == "lora":
         values = read_tensors(start.folder, start.state, name, wanted)
         put_whole(targets, lora.unpack(values, of_file, naming), model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from prep.loader import draws
 from prep.loader.batches import batches
@@ -13,8 +14,9 @@ from prep.models.device.memory import free_memory, is_out_of_memory
 from prep.training.checks import AUTO
 from train.failures import TRYING, Progress
 from train.models.recomputed import recomputed
+from train.optim.singly import at_gradients
 from train.setup import Setup
-from train.state import TrainState, forward_backward
+from train.state import TrainState, forward_backward, in_backward
 
 ON = ("gradient checkpointing is on, since without it a pass over the largest bucket ran out of memory: steps take "
       "longer and stay the same")
@@ -68,9 +70,15 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     if draws.accumulates(setup.plan, most, world):
         trainee.model.hold_gradients(trainee.denoiser.parameters)
     progress.draws, progress.during = request.draws, TRYING
-    with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
+    freed = trainee.denoiser.parameters if in_backward(setup.config) else {}
+    with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed, at_gradients(
+            freed, _free):
         for batch in feed:
             forward_backward(trainee, setup.config, batch)
     trainee.model.drop_gradients(trainee.denoiser.parameters)
     progress.draws, progress.during = (), ""
     del moments
+
+
+def _free(name: str, value: nn.Parameter) -> None:
+    value.grad = None

@@ -2,28 +2,40 @@
 
 A step whose loss or gradients are not finite updates nothing. `Now`: the host reads a step's numbers before its update.
 `Late`, on one GPU: AdamW's fused kernels leave out such an update, so the host reads the numbers while the device
-computes the passes of the next step, and the device never waits for the host.
+computes the passes of the next step, and the device never waits for the host. `Within` the backward pass: the host
+reads the loss before that; a gradient that is not finite shows when weights are updated, and ends the run.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from prep.loader.device import Arriving
 from prep.loader.draws import Draw
 from train.failures import NotFinite, Progress
+from train.optim.singly import at_gradients
 from train.parallel.ranks import ALONE, Ranks
+from train.parallel.shards import norm_of_norms
 from train.runs.log import Log
 from train.setup import Setup
-from train.state import TrainState, apply_gradients, clip_gradients, move_average
+from train.state import (
+    TrainState,
+    apply_gradient,
+    apply_gradients,
+    clip_gradients,
+    in_backward,
+    move_average,
+    set_rates,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +79,11 @@ class Now:
         self.trainee, self.setup = trainee, setup
         self._log, self.progress = log, progress
         self.since = time.perf_counter()  # when the step that is logged next began
+
+    def gathering(self, step: int, passes: int) -> AbstractContextManager[Callable[[Tensor], None] | None]:
+        """The passes of step `step` (from 0) are made within it, so many; what it gives is called with their losses
+        between forward and backward."""
+        return nullcontext()
 
     def make(self, step: int, gathered: Gathered) -> None:
         """Updates the weights by the gradients of step `step` (from 0). Raises `NotFinite`."""
@@ -148,9 +165,52 @@ class Late(Now):
                 raise
 
 
-def update_of(trainee: TrainState, setup: Setup, log: Log, progress: Progress) -> Now | Late:
+class Within(Now):
+    """Updates of each weight within the backward pass, as soon as its gradient is whole, which is freed then: within
+    the last one of a step, which has several if references are dropped from a part of the samples."""
+
+    _rate, _left = 0.0, 0  # of the step: the rate by `optimizer.lr`, and its passes to come
+
+    def __init__(self, trainee: TrainState, setup: Setup, log: Log, progress: Progress) -> None:
+        super().__init__(trainee, setup, log, progress)
+        self._norms: dict[str, Tensor] = {}  # of the step's gradients so far
+
+    @contextmanager
+    def gathering(self, step: int, passes: int) -> Iterator[Callable[[Tensor], None]]:
+        """As `Now.gathering`; the weights are updated within it. Raises `NotFinite` if the loss is not finite."""
+        trainee, config = self.trainee, self.setup.config
+        assert trainee.singly is not None
+        self._norms, self._left, self._rate = {}, passes, set_rates(trainee, self.setup, step)
+
+        def update(name: str, value: nn.Parameter) -> None:
+            if self._left == 0:
+                self.progress.whole = False
+                self._norms[name] = apply_gradient(trainee, config, step, name, value)
+
+        with trainee.singly.apart():
+            with at_gradients(trainee.denoiser.parameters, update):
+                yield self._check
+            for name, value in trainee.denoiser.parameters.items():
+                if value.grad is not None:  # of passes before the last, which had none
+                    update(name, value)
+
+    def _check(self, loss: Tensor) -> None:
+        self._left -= 1
+        if not math.isfinite(value := float(loss)):
+            raise NotFinite(value, None, self.progress.draws)
+
+    def make(self, step: int, gathered: Gathered) -> None:
+        """Completes step `step` (from 0), whose weights are updated. Raises `NotFinite`."""
+        norm = norm_of_norms([self._norms[name] for name in self.trainee.denoiser.parameters if name in self._norms])
+        losses = torch.cat(gathered.each)
+        summed = _Summed(step, gathered, norm, Arriving(gathered.loss, norm, losses), None)
+        self.complete(summed, self.read(summed), self._rate)
+
+
+def update_of(trainee: TrainState, setup: Setup, log: Log, progress: Progress) -> Now:
     """How the updates of a run are made."""
-    return (Late if reads_late(trainee) else Now)(trainee, setup, log, progress)
+    kind = Within if in_backward(setup.config) else Late if reads_late(trainee) else Now
+    return kind(trainee, setup, log, progress)
 
 
 def reads_late(trainee: TrainState) -> bool:

@@ -18,6 +18,7 @@ class Settings:
     lr: float = 1e-4  # usual
     betas: tuple[float, float] = (0.9, 0.999)  # usual
     first_beta: bool = False  # whether the first of betas must be above 0
+    singly: bool = True  # whether a weight's update depends on no other weight
 
 
 _ADAMW = ("betas", "eps", "weight_decay")
@@ -26,11 +27,12 @@ OPTIMIZERS: Mapping[str, Settings] = {
     "adamw-8bit": Settings(takes=_ADAMW),
     "adamw-8bit-paged": Settings(takes=_ADAMW),
     # Its authors advise 1 to 10 times the rate of a schedule.
-    "adamw-schedule-free": Settings(takes=_ADAMW, lr=3e-4, first_beta=True),
+    "adamw-schedule-free": Settings(takes=_ADAMW, lr=3e-4, first_beta=True, singly=False),
     "adafactor": Settings(takes=("weight_decay",)),
     "lion": Settings(takes=("betas", "weight_decay"), lr=2e-5, betas=(0.9, 0.99)),  # 3 to 10 times less than AdamW's
     "muon": Settings(takes=(*_ADAMW, "momentum")),
-    "prodigy": Settings(takes=(*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"), lr=1.0, first_beta=True),
+    "prodigy": Settings(takes=(*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"), lr=1.0, first_beta=True,
+                        singly=False),
 }
 DEPENDENT = ("betas", "eps", "weight_decay", "momentum", "d_coef", "bias_correction", "safeguard_warmup")
 

@@ -42,6 +42,7 @@ Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 AverageDevice = Literal["model", "cpu"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+WeightDtype = Literal["float32", "bfloat16"]
 ResultDtype = Literal["auto"] | Dtype
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
 STEPS = 2000  # when neither steps nor epochs are given
@@ -89,7 +90,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Full:
-    """Which weights of the denoiser are trained with method = "full"; the result holds all of them."""
+    """Which weights of the denoiser are trained with method = "full", and how; the result holds all of them."""
 
     train: tuple[str, ...] = setting(
         (), check=parts_check, values=_PARTS,
@@ -97,6 +98,12 @@ class Full:
     freeze: tuple[str, ...] = setting(
         (), check=parts_check, values=_PARTS,
         help="modules that stay as they are, also among those to train")
+    dtype: WeightDtype = setting("float32", choices=get_args(WeightDtype),
+                                 help="dtype of the weights and their gradients; bfloat16: half the memory, without a "
+                                 "copy in float32; updates are rounded stochastically, so that small ones are not lost")
+    fused_backward: bool = setting(False, help="update each weight within the backward pass, as soon as its gradient "
+                                   "is there, and free that: less memory; optimizer.clip then is for the gradient of "
+                                   "each weight by itself; needs micro_batch as large as batch_size, and one process")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +276,7 @@ class Result:
 
     dtype: ResultDtype = setting("auto", choices=("auto", *get_args(Dtype)), resume=True,
                                  help="dtype of the weights; auto: of all weights that of the base's files, of a LoRA "
-                                 "float32; checkpoints stay in float32")
+                                 "float32; checkpoints stay in that of training")
     title: str | None = setting(None, check=line_check, values="a line of text", example="Red hearts", resume=True,
                                 derived="the manifest's name", help="name that web UIs show")
     author: str = setting("", check=line_check, values="a line of text", resume=True, help="who made it")

@@ -1,11 +1,12 @@
 """What `train check` says of memory, beside what a step takes: models of published size on this computer's CPU.
 
     python tests/benchmarks/bench_forecast.py [--model sd15|sdxl] [--method lora|full] [--checkpointing]
+        [--dtype bfloat16] [--fused] [--optimizer adafactor]
 
 UNets of published size with random weights, and rows of their latents and texts, at batch 1. `counted` are the tensors
 of real steps, `resident` is what the process takes beyond what it took before the model was loaded, at the most in its
 second and third step; what loading takes is not in it. A LoRA of SD1.5 takes 10 GB, full fine-tuning of it with
---checkpointing 16 GB.
+--checkpointing 16 GB. --dtype and --fused are full.dtype and full.fused_backward.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from prep.models.loading import quiet_libraries
 from prep.runtime import peak_resident, resident
+from prep.training.optimizers import OPTIMIZERS
 from train.check import check
 from train.config.load import parse
+from train.failures import Progress
+from train.loop import accumulate
 from train.memory.room import room_of
 from train.memory.step import count
+from train.runs.log import Log
 from train.setup import RunRequest, Setup
-from train.state import apply_gradients, clip_gradients, create_state, forward_backward
+from train.state import create_state
+from train.update import update_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -54,25 +60,30 @@ def made(root: Path, model: str, settings: dict[str, Any]) -> Setup:
     making.BUCKETS, making.TOKENS, making.WIDTH = ((side, side),), 77, int(UNETS[model]["cross_attention_dim"])
     build_random(root / "model")
     UNet2DConditionModel(**UNETS[model]).save_pretrained(root / "model" / "unet")
-    manifest = making.build(root, root / "model", counts=(4,), validation=0, prompts=None)
+    family = {"sd15": "sd15", "sdxl": "sd21"}[model]  # which UNets without that embedding are taken for
+    manifest = making.build(root, root / "model", counts=(4,), validation=0, prompts=None, masks=False,
+                            change=lambda document: document.update(family=family))
     report = check(RunRequest(manifest=manifest.path), parse({"steps": 3, "batch_size": 1, **settings}, ""))
     assert report.setup is not None, [fault.message for fault in report.faults]
     return report.setup
 
 
-def taken(setup: Setup) -> int:
+def taken(setup: Setup, root: Path) -> int:
     """Bytes by which this process grows at most in two steps, beyond what it had before the model was there."""
     gc.collect()
     before = resident() or 0
     trainee = create_state(setup, torch.device("cpu"))
-    request = draws.trial(setup.index, setup.plan, 1)
-    with batches(Rows(setup.index), iter([request] * 3), masked=setup.masked, pinned=False) as feed:
+    request, progress = draws.trial(setup.index, setup.plan, 1), Progress(device=torch.device("cpu"))
+    with (batches(Rows(setup.index), iter([request] * 3), masked=setup.masked, pinned=False) as feed,
+          Log(root / "log.jsonl", lambda event: None) as log):
+        log.rewind(0)
+        update = update_of(trainee, setup, log, progress)
         for number, batch in enumerate(feed):
             if number == 1:
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            forward_backward(trainee, setup.config, batch)
-            clip_gradients(trainee, setup.config)
-            apply_gradients(trainee, setup, 0)
+            with update.gathering(number, 1) as between:
+                gathered = accumulate(trainee, setup.config, [batch], progress, between)
+            update.make(number, gathered)
     return (peak_resident() or 0) - before
 
 
@@ -81,19 +92,25 @@ def main() -> None:
     parser.add_argument("--model", choices=UNETS, default="sd15")
     parser.add_argument("--method", choices=("lora", "full"), default="lora")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--fused", action="store_true")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     options = parser.parse_args()
     quiet_libraries()
-    settings = {"method": options.method, "gradient_checkpointing": options.checkpointing}
+    settings = {"method": options.method, "gradient_checkpointing": options.checkpointing,
+                "full": {"dtype": options.dtype, "fused_backward": options.fused},
+                "optimizer": {"name": options.optimizer, "clip": 0.0 if options.fused else 1.0}}
     with tempfile.TemporaryDirectory() as root:
         setup = made(Path(root), options.model, settings)
         started = time.process_time()
         said = sum(count(setup, room_of("cpu")).parts.values())
         seconds = time.process_time() - started
-        found = taken(setup)
+        found = taken(setup, Path(root))
     name = f"{options.model}, {options.method}{', recomputed' if options.checkpointing else ''}"
+    name += f", {options.optimizer}{', fused' if options.fused else ''}"
     emit(f"The forecast of memory: {name}", table(
         ("", "forecast GiB", "resident GiB", "forecast / resident", "CPU seconds"),
-        [(f"{SIDES[options.model]} px, batch 1, float32", f"{said / 2**30:.2f}", f"{found / 2**30:.2f}",
+        [(f"{SIDES[options.model]} px, batch 1, {options.dtype}", f"{said / 2**30:.2f}", f"{found / 2**30:.2f}",
           f"{said / found:.3f}", f"{seconds:.1f}")]), options.write)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 
 from prep.loader import draws
@@ -9,7 +11,16 @@ from prep.loader.batches import SLOTS, batches
 from prep.loader.rows import Rows
 from prep.models.device.counting import Counted
 from train.memory.step import ADAPTERS, AVERAGE, GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, weights_of
-from train.state import apply_gradients, clip_gradients, create_state, forward_backward, move_average
+from train.optim.singly import at_gradients
+from train.state import (
+    apply_gradient,
+    apply_gradients,
+    clip_gradients,
+    create_state,
+    forward_backward,
+    in_backward,
+    move_average,
+)
 
 CPU = torch.device("cpu")
 
@@ -34,12 +45,28 @@ def counted(setup):
             for _ in range(passes):
                 batch = next(feed)
                 mode.add(INPUTS, _tensors(batch))
-                forward_backward(trainee, setup.config, batch)
+                with _updating(trainee, setup.config, mode):
+                    forward_backward(trainee, setup.config, batch)
             with mode.making(OPTIMIZER):
-                clip_gradients(trainee, setup.config)
-                apply_gradients(trainee, setup, 0)
+                if not in_backward(setup.config):
+                    clip_gradients(trainee, setup.config)
+                    apply_gradients(trainee, setup, 0)
             move_average(trainee, setup.config, 0)
         return {**mode.peak, INPUTS: SLOTS * sum(value.nbytes for value in _tensors(batch))}
+
+
+@contextmanager
+def _updating(trainee, config, mode):
+    """Within it, a backward pass updates the weights, if the settings say so."""
+    def update(name, value):
+        with mode.making(OPTIMIZER):
+            apply_gradient(trainee, config, 0, name, value)
+
+    if not in_backward(config):
+        yield
+        return
+    with trainee.singly.apart(), at_gradients(trainee.denoiser.parameters, update):
+        yield
 
 
 def _tensors(batch):

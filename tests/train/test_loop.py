@@ -784,7 +784,7 @@ def test_a_row_that_is_not_finite_is_named(make, setup_of, tmp_path, monkeypatch
      {"micro_batch": 1, "gradient_checkpointing": True},
      "--resume continues from step 2: --precision bf16 (in another RUN)"),
     (MemoryError(), {"micro_batch": 1, "method": "full"},
-     "--resume continues from step 2: --set gradient_checkpointing=true or --method lora (in another RUN)"),
+     "--resume continues from step 2: --set gradient_checkpointing=true or --set full.dtype=bfloat16 (in another RUN)"),
 ], ids=["cuda", "cpu", "python"])
 def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monkeypatch, error, settings, hint):
     setup = setup_of(make(), **{**QUICK, "steps": 4, **settings}, lora={"rank": 2})
@@ -812,7 +812,8 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
      "--set offload=auto --set gradient_checkpointing=true or --set quantization=fp8 or nf4 (in another RUN)"),
     ("cuda", {"offload": 4, "quantization": "fp8"}, "--set offload=auto or a device with more memory"),
     ("cuda", {"offload": "auto"}, "--set quantization=fp8 or nf4 (in another RUN) or a device with more memory"),
-    ("cuda", {"method": "full"}, "--method lora (in another RUN)"),
+    ("cuda", {"method": "full"}, "--set full.dtype=bfloat16 (in another RUN)"),
+    ("cuda", {"method": "full", "full": {"dtype": "bfloat16"}}, "--method lora (in another RUN)"),
     ("mps", {}, "--set quantization=fp8 or nf4 (in another RUN) or a device with more memory")], ids=str)
 def test_blocks_in_system_memory_help_where_the_device_has_its_own(tmp_path, device, settings, hint):
     setup = SimpleNamespace(config=parse({"gradient_checkpointing": True, **settings}, "x"))

@@ -13,7 +13,15 @@ from prep.models.families.registry import FAMILIES
 from prep.progress import Progress, silent
 from prep.training.interval import INTERVALS
 from prep.training.schema import Config
-from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
+from train.check.data import (
+    check_interval,
+    check_masks,
+    check_schedule,
+    plan_of,
+    steps_of,
+    uneven,
+    uses_masks,
+)
 from train.check.faults import Noting
 from train.check.model import model_of
 from train.check.notes import notes_of

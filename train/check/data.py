@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted
+from prep.loader.draws import accumulates
 from prep.loader.index import Index
 from prep.training.interval import interval_of
 from prep.training.schema import Config
@@ -32,6 +33,7 @@ def plan_of(index: Index, config: Config, planned: int | None) -> StepPlan:
     """The plan of steps, with the micro-batch with which those of a resumed run were `planned`. Raises `ConfigError`,
     `EmptyPlanError`."""
     plan = planned_by(config, index.counts, planned)
+    _check_passes(config, plan)
     if not plan.steps_per_epoch:
         require_steps(plan, index.manifest.shapes, index.names(plan.left_out(0)) if sum(plan.counts) else ())
     return plan
@@ -43,6 +45,16 @@ def planned_by(config: Config, counts: Sequence[int], planned: int | None = None
     return step_plan(counts, seed=config.seed, batch_size=config.batch_size,
                      micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill,
                      shuffle=config.shuffle)
+
+
+def _check_passes(config: Config, plan: StepPlan) -> None:
+    """Raises `ConfigError` if weights are updated in each backward pass, but a step of the plan has several: that of a
+    resumed run may, which was begun with a smaller micro-batch."""
+    fused = config.method == "full" and config.full.fused_backward and config.micro_batch == config.batch_size
+    if fused and accumulates(plan, config.micro_batch):
+        raise ConfigError("full.fused_backward is on, which updates weights in each backward pass, but the steps of "
+                          f"this run were planned with several, of {plan.micro_batch} samples",
+                          hint="--set full.fused_backward=false, or another RUN with -o")
 
 
 def steps_of(config: Config, plan: StepPlan) -> int:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from prep.errors import ConfigError
 from prep.models.family import Family
 from prep.parse import brief
+from prep.training.optimizers import OPTIMIZERS
 from prep.training.schema import Config
 from train.optim.optimizers import TABLE
 from train.trackers.tracked import check_trackers
@@ -32,6 +33,29 @@ def check_libraries(config: Config, family: Family) -> None:
         _check_divided(config)
     if config.offload:
         _check_offloaded(config)
+    if config.method == "full":
+        _check_whole(config)
+
+
+def _check_whole(config: Config) -> None:
+    """Raises `ConfigError` for settings that weights in bfloat16, or updates in the backward pass, cannot have."""
+    optimizer, fused, half = config.optimizer.name, config.full.fused_backward, config.full.dtype == "bfloat16"
+    is_half, is_fused = "full.dtype is 'bfloat16', which", "full.fused_backward is on, which"
+    either, usual = is_fused if fused else is_half, "full.fused_backward=false" if fused else "full.dtype=float32"
+    for wrong, why, way, off in (
+            (half and config.precision in ("fp16", "fp32"), f"{is_half} needs forward passes in bf16, but precision is "
+             f"'{config.precision}'", "--precision bf16", "full.dtype=float32"),
+            (fused and config.precision == "fp16", f"{is_fused} updates weights before all gradients are known, but "
+             "precision is 'fp16', which skips steps whose gradients overflow", "--precision bf16", usual),
+            ((fused or half) and not OPTIMIZERS[optimizer].singly, f"{either} updates one weight at a time, but "
+             f"optimizer.name is '{optimizer}', which needs all of them", "--set optimizer.name=adamw", usual),
+            ((fused or half) and config.parallel.shard, f"{either} is for models that are not divided, but "
+             "parallel.shard is on", "--no-shard", usual),
+            (fused and config.micro_batch < config.batch_size, f"{is_fused} updates weights in each backward pass, but "
+             f"batch_size {config.batch_size} has several, of micro_batch {config.micro_batch}",
+             f"--micro-batch {config.batch_size}, or --batch-size {config.micro_batch}", usual)):
+        if wrong:
+            raise ConfigError(why, hint=f"{way}, or --set {off}")
 
 
 def _check_offloaded(config: Config) -> None:
@@ -96,12 +120,16 @@ def _require_torch(least: tuple[int, int], what: str, otherwise: str) -> None:
                           hint=f"install a later torch, or {otherwise}")
 
 
-def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
-    """What is wrong if a step has fewer samples than there are ranks."""
-    if batch_size >= world:
-        return None
-    return ConfigError(f"batch_size is {batch_size}, but {world} ranks divide a step's samples",
-                       hint=f"--batch-size {world} or more, or start fewer processes")
+def too_many_ranks(config: Config, world: int) -> ConfigError | None:
+    """What is wrong if a step has fewer samples than there are ranks, or if there may be only one."""
+    if config.batch_size < world:
+        return ConfigError(f"batch_size is {config.batch_size}, but {world} ranks divide a step's samples",
+                           hint=f"--batch-size {world} or more, or start fewer processes")
+    if world > 1 and config.method == "full" and config.full.fused_backward:
+        return ConfigError(f"full.fused_backward is on, which updates weights before gradients are summed, but {world} "
+                           "ranks have a part of them each",
+                           hint="--set full.fused_backward=false, or start one process")
+    return None
 
 
 def needs_device(config: Config) -> bool:

@@ -206,10 +206,10 @@ def _reads_line(reads: Mapping[str, Any]) -> str:
 
 
 def _check_ranks(chosen: Config, world: int | None) -> list[Problem]:
-    """The fault of a batch with fewer samples than there are ranks."""
-    from train.check.requirements import idle_ranks
+    """The fault of settings that so many ranks cannot have."""
+    from train.check.requirements import too_many_ranks
 
-    fault = idle_ranks(chosen.batch_size, world or 1)
+    fault = too_many_ranks(chosen, world or 1)
     return [] if fault is None else [fault]
 
 

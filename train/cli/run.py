@@ -206,14 +206,14 @@ def _preparing(ranks: Ranks) -> Iterator[None]:
 
 def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
     """Raises `ConfigError` unless all ranks train the same, and each has something to do."""
-    from train.check.requirements import idle_ranks
+    from train.check.requirements import too_many_ranks
     from train.config.load import as_table
     from train.parallel.code import code_digest
 
     ranks.require_equal({
         "manifest": setup.manifest.digest, "model": dict(setup.model.base), "settings": as_table(setup.config),
         "checkpoint": None if start is None else start.state.step, "code": code_digest()})
-    if fault := idle_ranks(setup.config.batch_size, ranks.world):
+    if fault := too_many_ranks(setup.config, ranks.world):
         raise fault
 
 

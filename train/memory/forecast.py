@@ -23,7 +23,7 @@ from prep.training.checks import AUTO, IN_HOST
 from prep.training.schema import Config
 from prep.training.table import spell
 from train.check.data import planned_by
-from train.check.requirements import check_libraries
+from train.check.requirements import check_libraries, too_many_ranks
 from train.config.load import as_table, parse
 from train.memory.room import Room, room_of
 from train.memory.step import INPUTS, count
@@ -176,8 +176,11 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
             continue
         settings = {**now.settings, **wanted}
         try:
-            check_libraries(changed_by(setup.config, settings), setup.family)
+            changed = changed_by(setup.config, settings)
+            check_libraries(changed, setup.family)
         except ConfigError:  # of a library that is not installed, or of settings that exclude each other
+            continue
+        if too_many_ranks(changed, world):
             continue
         tried = forecast(setup, first.room, settings, world=world)
         if "offload" in settings:  # fewer may now be enough
@@ -222,6 +225,23 @@ def _smaller_moments(config: Config, now: Forecast) -> Mapping[str, Any]:
     return {"optimizer.name": "adamw-8bit"} if config.optimizer.name == "adamw" else {}
 
 
+def _within_backward(config: Config, now: Forecast) -> Mapping[str, Any]:
+    """In one pass a step, whose activations may take more than gradients do: then it is of no use."""
+    if config.method != "full" or config.full.fused_backward:
+        return {}
+    one = {"micro_batch": config.batch_size} if config.micro_batch != config.batch_size else {}
+    return {"full.fused_backward": True, **one}
+
+
+def _halved(config: Config, now: Forecast) -> Mapping[str, Any]:
+    return {"full.dtype": "bfloat16"} if config.method == "full" and config.full.dtype == "float32" else {}
+
+
+def _factored_moments(config: Config, now: Forecast) -> Mapping[str, Any]:
+    there = config.method == "full" and config.optimizer.name in ("adamw", "adamw-8bit")
+    return {"optimizer.name": "adafactor"} if there else {}
+
+
 def _in_8_bits(config: Config, now: Forecast) -> Mapping[str, Any]:
     return {"quantization": "fp8"} if config.method == "lora" and config.quantization == "none" else {}
 
@@ -237,7 +257,7 @@ def _smaller_rank(config: Config, now: Forecast) -> Mapping[str, Any]:
 
 # In the order of what they cost: nothing, time, and then a little of the result.
 _changes = (_average_elsewhere, _recomputed, _fewer_at_once, _recomputed_from_host, _offloaded, _smaller_moments,
-            _in_8_bits, _in_4_bits, _smaller_rank)
+            _within_backward, _halved, _factored_moments, _in_8_bits, _in_4_bits, _smaller_rank)
 
 
 def changed_by(config: Config, settings: Mapping[str, Any]) -> Config:

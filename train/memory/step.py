@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from prep.cache.records import RowRef
@@ -31,7 +31,7 @@ from prep.training.checks import IN_HOST
 from prep.training.schema import Config
 from train.memory.autocast import OfGpu, recomputed
 from train.memory.room import Room
-from train.models.denoiser import Denoiser, quiet
+from train.models.denoiser import Denoiser, precision_of, quiet
 from train.models.offload import block_bytes
 from train.models.recomputed import LEAST
 from train.models.recomputed import recomputed as recomputed_here
@@ -39,9 +39,20 @@ from train.models.unloaded import unloaded
 from train.optim.ema import WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE
+from train.optim.singly import at_gradients
 from train.parallel.shards import Whole
 from train.setup import Setup
-from train.state import TrainState, apply_gradients, clip_gradients, forward_backward, groups, move_average
+from train.state import (
+    TrainState,
+    apply_gradient,
+    apply_gradients,
+    clip_gradients,
+    forward_backward,
+    groups,
+    in_backward,
+    move_average,
+    singly_of,
+)
 
 WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE, INPUTS = (
     "weights", "adapters", "gradients", "optimizer", "average", "inputs")
@@ -73,8 +84,11 @@ def count(setup: Setup, room: Room, world: int = 1) -> Taken:
         counted.reset_peak()
         with counted.making(INPUTS):
             batch = batch_of(setup, counted, world)
-        forward_backward(trainee, setup.config, batch)
-        found = _later(dict(counted.peak), trainee, setup, counted)
+        if in_backward(setup.config):
+            found = _within(trainee, setup, counted, batch)
+        else:
+            forward_backward(trainee, setup.config, batch)
+            found = _later(dict(counted.peak), trainee, setup, counted)
         blocks = _offloadable(trainee, setup.config, room)
     if room.kind == "cpu":  # where the loader's buffers lie in the same memory
         found[INPUTS] = SLOTS * found.get(INPUTS, 0)
@@ -94,7 +108,7 @@ def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: 
     in the update, which this makes twice."""
     gradients = {name: value.grad for name, value in trainee.denoiser.parameters.items()}
     _update(trainee, setup, counted)
-    paged = counted.live[OPTIMIZER] if trainee.spec.paged else 0
+    paged = _paged(trainee, counted)
     found = passing | {OPTIMIZER: passing.get(OPTIMIZER, 0) + counted.live[OPTIMIZER] - paged}
     for name, value in trainee.denoiser.parameters.items():
         value.grad = gradients[name]
@@ -104,6 +118,34 @@ def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: 
     updating = dict(counted.peak)
     updating[OPTIMIZER] = updating.get(OPTIMIZER, 0) - paged
     return max(found, updating, key=lambda parts: sum(parts.values()))
+
+
+def _within(trainee: TrainState, setup: Setup, counted: Hollow, batch: Batch) -> dict[str, int]:
+    """The peak of a later step by part, if weights are updated in the backward pass: with what the optimizer keeps,
+    which is made first."""
+    trained = trainee.denoiser.parameters
+    assert trainee.singly is not None
+
+    def update(name: str, value: nn.Parameter) -> None:
+        with counted.making(OPTIMIZER):
+            apply_gradient(trainee, setup.config, 0, name, value)
+
+    with trainee.singly.apart():
+        for name, value in trained.items():
+            value.grad = torch.zeros_like(value)
+            update(name, value)
+        counted.reset_peak()
+        with at_gradients(trained, update):
+            forward_backward(trainee, setup.config, batch)
+    with counted.making(AVERAGE):
+        move_average(trainee, setup.config, 0)
+    found = dict(counted.peak)
+    return found | {OPTIMIZER: found.get(OPTIMIZER, 0) - _paged(trainee, counted)}
+
+
+def _paged(trainee: TrainState, counted: Hollow) -> int:
+    """Bytes of what the optimizer keeps that move to host memory."""
+    return counted.live[OPTIMIZER] if trainee.spec.paged else 0
 
 
 def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
@@ -120,8 +162,8 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     way = recomputed if on_gpu else recomputed_here
     if config.gradient_checkpointing == IN_HOST and room.has_own_memory:
         way = partial(_recomputed_from_host, counted)
-    denoiser = unloaded(setup.model.path, config, setup.prediction, room.dtype(config.precision), setup.family, counted,
-                        way)
+    denoiser = unloaded(setup.model.path, config, setup.prediction, room.dtype(precision_of(config)), setup.family,
+                        counted, way)
     counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
@@ -130,9 +172,9 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     chosen = replace(config.optimizer, name="adamw-8bit") if spec.paged else config.optimizer  # pages need a GPU
     with counted.making(AVERAGE):
         average = WeightAverage(denoiser.parameters, in_host=False) if averaged else None
-    return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average,
-                      optimizer=spec.build(groups(denoiser, config), chosen, room.kind == "cuda"),
-                      latents=latents_of(setup.manifest),
+    optimizer = spec.build(groups(denoiser, config), chosen, room.kind == "cuda")
+    return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average, optimizer=optimizer,
+                      latents=latents_of(setup.manifest), singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 

@@ -24,13 +24,15 @@ from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.progress import Progress, silent
-from prep.training.schema import Config, Quantization
+from prep.training.schema import Config, Precision, Quantization, WeightDtype
 from train.models import lora
 from train.models.offload import Offloaded
 from train.models.quantized import LEAST, quantized
 from train.models.recomputed import way_of
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
+
+DTYPES: Mapping[WeightDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,8 @@ class Denoiser:
     zero_terminal_snr: bool  # whether the schedule of a diffusion model was rescaled to end in pure noise
     guidance_embedding: float | None  # the setting of that name
     schedule: Mapping[str, Any]  # the scheduler's config, of a flow; else empty
-    parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
+    # The trained parameters: float32, or as `full.dtype` says; empty if `adapt` is false.
+    parameters: Mapping[str, nn.Parameter]
     weights: Mapping[str, nn.Parameter]  # those that a file of weights holds: with full fine-tuning also frozen ones
     device: torch.device
     dtype: torch.dtype  # of the forward pass
@@ -66,15 +69,16 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     `family` is the manifest's; "": that of the pipeline's class. Of so many of its blocks as `offload` says the frozen
     weights stay in host memory: see `train.models.offload`.
 
-    With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32.
+    With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32. Of full
+    fine-tuning all weights have `full.dtype`, but for those that their class keeps in float32.
     Raises `ModelError`, and `ConfigError` if there are no blocks to offload.
     """
     quiet()
-    dtype = compute_dtype(config.precision, device)
+    dtype = compute_dtype(precision_of(config), device)
     facts = FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
     on = torch.device("cpu") if offload else weights_on or device
-    form = Form(dtype=torch.float32, device=on) if whole else _frozen(config, dtype, on, device)
+    form = Form(dtype=DTYPES[config.full.dtype], device=on) if whole else _frozen(config, dtype, on, device)
     form = form if keep is None else replace(form, keep=keep, parts=parts)
     denoiser = load_diffusers(*source_of(model, facts), "denoiser", form, progress)
     if whole:
@@ -109,6 +113,13 @@ def _frozen(config: Config, dtype: torch.dtype, on: torch.device, device: torch.
     if on != device and config.quantization != "none":
         settle = partial(_settled_there, device, config.quantization)
     return Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization])
+
+
+def precision_of(config: Config) -> Precision:
+    """The precision of forward passes. With weights in bfloat16 auto is bf16 on any device: all are computed from
+    these."""
+    half = config.method == "full" and config.full.dtype == "bfloat16"
+    return "bf16" if half and config.precision == "auto" else config.precision
 
 
 def _settled_there(device: torch.device, quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:

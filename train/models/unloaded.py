@@ -14,7 +14,7 @@ from prep.models.family import Family
 from prep.models.files import Model
 from prep.training.schema import Config
 from train.models import lora
-from train.models.denoiser import Denoiser, source_of, unfreeze, with_noise
+from train.models.denoiser import DTYPES, Denoiser, source_of, unfreeze, with_noise
 from train.models.quantized import quantized
 
 
@@ -30,7 +30,8 @@ def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, 
     with META:
         denoiser = build(kind, files.folder)
     if config.method == "full":
-        unfreeze(denoiser.float(), config)
+        _settle(denoiser, config, DTYPES[config.full.dtype])
+        unfreeze(denoiser, config)
     else:
         _settle(denoiser.requires_grad_(False), config, dtype)
         with META:
@@ -45,7 +46,7 @@ def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, 
 
 
 def _settle(denoiser: torch.nn.Module, config: Config, dtype: torch.dtype) -> None:
-    """Gives frozen weights the dtypes and the bytes that they are kept in."""
+    """Gives weights the dtypes, and frozen ones the bytes, that they are kept in."""
     in_float32 = kept_in_float32(denoiser)
     for name, value in (*denoiser.named_parameters(), *denoiser.named_buffers()):
         if value.is_floating_point() and not in_float32(name):

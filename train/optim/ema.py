@@ -23,13 +23,17 @@ def decay_at(step: int, decay: float) -> float:
 
 def start(parameters: Mapping[str, Tensor]) -> Shadow:
     """A shadow equal to `parameters`."""
-    return {name: value.detach().clone() for name, value in parameters.items()}
+    return {name: value.detach().to(torch.float32, copy=True) for name, value in parameters.items()}
 
 
 @torch.no_grad()
 def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> None:
     """Moves the shadow toward `parameters`: shadow ← decay·shadow + (1 - decay)·parameter."""
-    torch._foreach_lerp_(list(shadow.values()), [parameters[name].detach() for name in shadow], 1 - decay)
+    same = {name: value for name, value in shadow.items() if parameters[name].dtype == value.dtype}
+    if same:
+        torch._foreach_lerp_(list(same.values()), [parameters[name].detach() for name in same], 1 - decay)
+    for name in shadow.keys() - same.keys():
+        shadow[name].lerp_(parameters[name].detach().float(), 1 - decay)
 
 
 class WeightAverage:
@@ -73,7 +77,7 @@ def _come_late(values: list[Tensor]) -> bool:
 
 def _in_host(value: Tensor) -> Tensor:
     """A copy in host memory; of a tensor on a CUDA GPU in pages that stay there, which it reads and writes faster."""
-    copy = copied_to_host(value)
+    copy = copied_to_host(value).float()
     return copy.pin_memory() if value.is_cuda else copy
 
 
@@ -81,15 +85,25 @@ def _in_host(value: Tensor) -> Tensor:
 def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor], *, copied: bool = False) -> Iterator[None]:
     """Swaps the values of parameters and shadow inside the `with` block; does nothing without a shadow.
 
-    `copied`: in the same memory, which a divided model is gathered from. So are those of an average in host memory.
+    `copied`: in the same memory, which a divided model is gathered from. So are those of an average in host memory; if
+    the weights are in bfloat16, they wait there, too, and have the average rounded to that meanwhile.
     """
-    elsewhere = any(value.device != parameters[name].device for name, value in (shadow or {}).items())
+    average = shadow or {}
+    elsewhere = any(value.device != parameters[name].device for name, value in average.items())
+    rounded = elsewhere and any(value.dtype != parameters[name].dtype for name, value in average.items())
+    kept = {name: copied_to_host(parameters[name]) for name in average} if rounded else {}
     swap = _swap_values if copied or elsewhere else _swap
-    swap(shadow or {}, parameters)
+    _put(average, parameters) if rounded else swap(average, parameters)
     try:
         yield
     finally:
-        swap(shadow or {}, parameters)
+        _put(kept, parameters) if rounded else swap(average, parameters)
+
+
+@torch.no_grad()
+def _put(values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)
 
 
 def _swap(shadow: Shadow, parameters: Mapping[str, Tensor]) -> None:

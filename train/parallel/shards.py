@@ -69,7 +69,9 @@ class Whole:
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """The norm of all gradients, [], without waiting for it where they are whole."""
-        return torch.nn.utils.get_total_norm(gradients)
+        if all(value.dtype == torch.float32 for value in gradients):
+            return torch.nn.utils.get_total_norm(gradients)
+        return norm_of_norms([norm_of(value) for value in gradients])
 
     def hold_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Gives each parameter a gradient of zeros, to which a pass adds, as it does to that of a pass before."""
@@ -178,6 +180,18 @@ class Sharded(Whole):
         while (number := self.ranks.ask(-1)) >= 0:
             self.ranks.join_rows(*parts[number])
         yield None
+
+
+def norm_of(gradient: Tensor) -> Tensor:
+    """The norm of a gradient, [], in float32: torch's own has the gradient's dtype."""
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm
+
+
+def norm_of_norms(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients, [], from that of each, as torch computes it; 0 without any."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms))) if norms else torch.zeros(())
+    return norm
 
 
 def span(length: int, ranks: Ranks) -> range:

@@ -205,9 +205,11 @@ def check_writable(folder: Path) -> None:
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """About the size of a checkpoint: the weights and their average in float32, and what the optimizer keeps."""
-    averaged = setup.config.ema.decay or TABLE[setup.config.optimizer.name].averages
-    return 4 * setup.model.saved * (2 if averaged else 1) + setup.model.state_bytes
+    """About the size of a checkpoint: the weights, their average in float32, and what the optimizer keeps."""
+    config = setup.config
+    averaged = config.ema.decay or TABLE[config.optimizer.name].averages
+    each = 2 if config.method == "full" and config.full.dtype == "bfloat16" else 4
+    return setup.model.saved * (each + (4 if averaged else 0)) + setup.model.state_bytes
 
 
 def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere: str) -> None:

@@ -23,7 +23,7 @@ from train.setup import Setup
 # A change of these would need tensors that the checkpoint lacks: even --adopt refuses it. So it is with lora.layers, if
 # a layer's rank differs.
 STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.dora",
-             "lora.init", "full.train", "full.freeze", "ema.decay", "optimizer.name")
+             "lora.init", "full.train", "full.freeze", "full.dtype", "ema.decay", "optimizer.name")
 # What a changed setting needs: nothing, --adopt, another run; or for layers, that the same ones share a learning rate.
 _Needs = Literal["free", "adopt", "fixed", "groups"]
 # Changes of these put the logged losses on another scale: those of training alone, or those of validation as well.
@@ -108,6 +108,8 @@ def _needs(name: str, start: Start, setup: Setup) -> _Needs:
     """What the changed setting `name` needs."""
     if name == "lora.layers":
         return _layers_need(start.config, setup)
+    if name == "full.fused_backward":  # the same steps, unless gradients are clipped one by one
+        return "adopt" if start.config.optimizer.clip or setup.config.optimizer.clip else "free"
     return "free" if SETTINGS[name].spec.resume else "fixed" if name in STRUCTURE else "adopt"
 
 

@@ -57,7 +57,7 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
     "network_weights": "an option of train run: --init-from FILE",
-    **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
+    "full_fp16": "trained weights are never float16: no counterpart",
     "save_model_as": "safetensors is the only format",
 }
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision",
@@ -199,6 +199,8 @@ def _rest(config: ToolConfig, training: Training) -> None:
         training.put("gradient_checkpointing", "offload" if away else True, "gradient_checkpointing")
     if config.any("fp8_base") and training.settings.get("method") == "lora":
         training.put("quantization", "fp8", "fp8_base")
+    training.put_full(half="full_bf16" if config.any("full_bf16") else "",
+                      fused="fused_backward_pass" if config.any("fused_backward_pass") else "")
     alpha = any(source.mask == "alpha" for source in config.draft.sources)  # sd-scripts then needs no masked_loss
     if config.any("masked_loss") or config.any("alpha_mask") or alpha:
         training.put("loss.masked", True, "masked_loss")

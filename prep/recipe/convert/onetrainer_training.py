@@ -21,7 +21,13 @@ from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.settings.onetrainer_adapters import put_method
 from prep.recipe.convert.settings.onetrainer_family import bucket_step, denoiser_of, family_of, model_type, part_of
 from prep.recipe.convert.settings.onetrainer_noise import put_draws, put_errors, put_loss
-from prep.recipe.convert.settings.onetrainer_optimizer import batch_of, put_batches, put_optimizer, put_schedule
+from prep.recipe.convert.settings.onetrainer_optimizer import (
+    batch_of,
+    put_batches,
+    put_full,
+    put_optimizer,
+    put_schedule,
+)
 from prep.recipe.convert.settings.onetrainer_times import put_times
 from prep.recipe.convert.text import fit_text
 from prep.recipe.convert.training import Training, model_of, number_of
@@ -57,6 +63,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     put_method(config, training)
     put_batches(config, training)
     put_optimizer(config, training)
+    put_full(config, training)
     put_schedule(config, training)
     put_loss(config, training)
     put_errors(config, training)

@@ -101,6 +101,23 @@ class Training:
             else:
                 self.note(key, value, f"'{name}' has no such setting")
 
+    def put_full(self, *, half: str, fused: str) -> None:
+        """Adds weights in bfloat16, and updates in the backward pass, to full fine-tuning; to what the trainer has them
+        for. `half` and `fused`: the names in the file of what asks for it, empty: nothing does."""
+        settings = self.settings
+        whole = settings.get("method") == "full" and OPTIMIZERS[settings.get("optimizer.name", "adamw")].singly
+        several = settings.get("micro_batch", settings.get("batch_size")) != settings.get("batch_size")
+        precision = settings.get("precision")
+        for key, name, value, possible in (
+                (half, "full.dtype", "bfloat16", precision in ("bf16", "auto")),
+                (fused, "full.fused_backward", True, precision != "fp16" and not several)):
+            if key and whole and possible:
+                self.put(name, value, key)
+            elif key:
+                self.note(key, True, "only for full fine-tuning with an optimizer that updates each weight by itself, "
+                          "and " + ("in bf16" if key == half else "in one forward pass a step, not in fp16")
+                          + "; not written")
+
     def settle(self) -> None:
         """Replaces settings that the trainer refuses for LoHa and LoKr: dropout, and another alpha / rank of
         convolutions."""

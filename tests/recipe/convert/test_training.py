@@ -221,6 +221,11 @@ def of_kohya(folder, **values):
     ({"sd3_checkbox": True, "v_parameterization": True, "zero_terminal_snr": True}, "prediction", "manifest"),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 0, "lr_warmup": 10}, "schedule.warmup", 160),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 7, "lr_warmup": 10}, "schedule.warmup", 7),
+    ({"full_bf16": True, "mixed_precision": "bf16"}, "full.dtype", "bfloat16"),
+    ({"full_bf16": True, "mixed_precision": "bf16", "optimizer_type": "Prodigy"}, "full.dtype", "float32"),
+    ({"full_bf16": True, "mixed_precision": "bf16", "network_dim": 8}, "full.dtype", "float32"),
+    ({"fused_backward_pass": True}, "full.fused_backward", True),
+    ({"fused_backward_pass": True, "gradient_accumulation_steps": 2}, "full.fused_backward", False),
 ])
 def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     config, _ = of_kohya(folder, **given)
@@ -573,6 +578,8 @@ def of_onetrainer(folder, **values):
 
 
 SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
+WHOLE = {"training_method": "FINE_TUNE", "weight_dtype": "BFLOAT_16", "train_dtype": "BFLOAT_16",
+         "optimizer": {"optimizer": "ADAFACTOR", "stochastic_rounding": True, "fused_back_pass": True}}
 
 
 @pytest.mark.parametrize(("given", "name", "value"), [
@@ -662,7 +669,10 @@ SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
     ({"save_every": 0, "save_every_unit": "EPOCH", "backup_after": 9, "backup_after_unit": "STEP"}, "checkpoint.every",
      9), ({"save_every": 0, "save_every_unit": "EPOCH"}, "checkpoint.every", 500),
     ({"backup_after_unit": "NEVER"}, "checkpoint.every", 0), ({}, "checkpoint.every", 500),
-    ({**SAVES, "rolling_backup": True}, "checkpoint.keep", 0),
+    ({**SAVES, "rolling_backup": True}, "checkpoint.keep", 0), (WHOLE, "full.dtype", "bfloat16"),
+    (WHOLE, "full.fused_backward", True), ({**WHOLE, "training_method": "LORA"}, "full.fused_backward", False),
+    ({**WHOLE, "weight_dtype": "FLOAT_32"}, "full.dtype", "float32"),
+    ({**WHOLE, "train_dtype": "FLOAT_16"}, "full.fused_backward", False),
 ])
 def test_settings_mean_what_they_do_in_onetrainer(folder, given, name, value):
     config, _ = of_onetrainer(folder, **given)

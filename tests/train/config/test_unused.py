@@ -73,6 +73,8 @@ TABLE: Mapping[str, Any] = {
                          "kohya-conv has those of a UNet")),
     **dict.fromkeys(("full.train", "full.freeze"),
                     Idle(value=["attn2"], unless=FULL, why="method is 'lora'")),
+    "full.dtype": Idle(value="bfloat16", unless=FULL, why="method is 'lora'"),
+    "full.fused_backward": Idle(value=True, unless=FULL, why="method is 'lora'"),
     "optimizer.safeguard_warmup": Idle(
         value=True, beside={"optimizer.name": "prodigy"},
         unless={"optimizer.name": "prodigy", "schedule.warmup": 5},

@@ -150,6 +150,24 @@ def test_an_average_elsewhere_is_swapped_by_value():
         assert torch.equal(value["a"].to("cpu"), first) and torch.equal(average["a"], second)
 
 
+def test_the_average_of_weights_in_bfloat16_is_float32():
+    """Also in host memory, where it stays as it is while the weights have it rounded, and get back their bits."""
+    first = torch.tensor([0.1, -3.0]).bfloat16()
+    for in_host in (False, True):
+        with playing() as there:
+            value = {"a": nn.Parameter(first.clone().to(there if in_host else "cpu"))}
+            average = ema.WeightAverage(value, in_host=in_host)
+            assert average.values["a"].dtype == torch.float32 and torch.equal(average.values["a"], first.float())
+            value["a"].data.mul_(2)
+            average.update(value, 0.9)
+            wanted = first.float().lerp(2 * first.float(), 1 - 0.9)
+            assert torch.equal(average.values["a"], wanted)
+            with ema.swapped_in(average.values, value):
+                assert torch.equal(value["a"].to("cpu"), wanted.bfloat16() if in_host else wanted)
+            assert torch.equal(value["a"].to("cpu"), 2 * first) and value["a"].dtype == torch.bfloat16
+            assert torch.equal(average.values["a"], wanted)
+
+
 def test_swapped_in_holds_the_average_meanwhile_and_gives_back_the_bits():
     value, shadow = {"a": torch.tensor([0.1, 0.2])}, {"a": torch.tensor([0.3, 0.7])}
     before, average = value["a"].clone(), shadow["a"].clone()

@@ -79,6 +79,18 @@ def put_optimizer(config: ToolConfig, training: Training) -> None:
         training.put("optimizer.weight_decay", 0.01, "optimizer.weight_decay")  # OneTrainer's own default
 
 
+def put_full(config: ToolConfig, training: Training) -> None:
+    """Converts weights in bfloat16 with stochastic rounding, and updates in the backward pass, of full fine-tuning."""
+    own = config.any("optimizer")
+    table = own if isinstance(own, dict) else {}
+    dtypes = (part_of(config, denoiser_of(config)).get("weight_dtype"), config.any("weight_dtype"))
+    half = next((str(each) for each in dtypes if each not in (None, "NONE")), "") == "BFLOAT_16"
+    if training.settings.get("method") == "full":
+        training.put_full(
+            half="optimizer.stochastic_rounding" if half and table.get("stochastic_rounding") is True else "",
+            fused="optimizer.fused_back_pass" if table.get("fused_back_pass") is True else "")
+
+
 def _scale(config: ToolConfig, training: Training) -> float:
     """The factor of the learning rate: the square root of a batch's samples, of the batches in a step, or of both."""
     kind = str(config.any("learning_rate_scaler") or "NONE")
