@@ -6,6 +6,7 @@ FLUX.2 klein stands for the families that take them; tests/whole/test_families.p
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
+from prep.errors import ConfigError
 from prep.fs import memo
 from prep.keys import LatentKeys
 from prep.loader import draws
@@ -34,6 +36,7 @@ from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.models.vae import load_vae
 from train.sampling.prompts import cached, current, of_captions, references_of
+from train.sampling.text import encode_prompts
 
 TARGETS = [(96, 64), (96, 64), (64, 96), (64, 96)]
 RECIPE = """
@@ -314,6 +317,31 @@ def test_edited_prompts_find_references_by_their_bytes(world: World) -> None:
     assert [(prompt.prompt, len(prompt.references)) for prompt in found.prompts] == [("make it 1", 1), ("make it 3", 0)]
     assert len(found.warnings) == 2 and all("a reference that is not encoded" in text for text in found.warnings)
     assert "line 2" in found.warnings[0] and "new.png" not in "".join(found.warnings)
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("make it 1 --ref new.png", "--prompt names the reference new.png, expected one that is encoded"),
+    ("make it 1 --ref https://host/own.png", "--prompt names the reference https://host/own.png, expected one"),
+    ("make it 1 --ref a\0b", "expected one that is encoded"), ("make it 1 --ref first", "expected one that is encoded"),
+    ("make it 1" + " --ref own.png" * 5, "--prompt has 5 references, expected at most 4, as family 'flux2_klein'")])
+def test_a_typed_prompt_has_the_rows_of_its_references_or_is_refused(
+        world: World, monkeypatch: pytest.MonkeyPatch, line: str, says: str) -> None:
+    monkeypatch.chdir(world.root)
+    draw(world.root / "new.png", (64, 64), seed=88)
+    index, device = world.index, torch.device("cpu")
+    (found,) = encode_prompts(index, world.root / "model", [cached_prompt("make it 1 --ref own.png --ref first/3.png")],
+                              device)
+    assert found.references[0] == cached(index)[0].references[1] and len(found.references) == 2
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        encode_prompts(index, world.root / "model", [cached_prompt(line)], device)
+
+
+def test_edited_prompts_with_more_references_than_the_model_takes_are_skipped(world: World) -> None:
+    (world.root / "prompts.txt").write_text("make it 1" + " --ref own.png" * 5 + "\nmake it 2 --ref own.png\n")
+    found = current(world.index)
+    assert [prompt.prompt for prompt in found.prompts] == ["make it 2"]
+    assert len(found.warnings) == 1
+    assert "line 1" in found.warnings[0] and "5 references, of which its model takes 4" in found.warnings[0]
 
 
 def test_prep_prompts_makes_the_manifest_that_an_encode_would(world: World, prep: Callable[..., Any]) -> None:

@@ -18,12 +18,14 @@ from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
+from prep.formatting import counted
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
 from prep.manifest.document import Manifest
+from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
 
@@ -164,21 +166,34 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
     if encoded is not None:
         rows |= encoded([key for key in wanted if key not in rows])
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    references = {prompt: references_of(index, prompt, path.parent) for prompt in prompts}
-    lacks = {prompt: "no text row yet" if not texts[prompt].keys() <= rows.keys() else "a reference that is not encoded"
-             for prompt in prompts if not texts[prompt].keys() <= rows.keys() or None in references[prompt]}
+    command = prompts_command(index.manifest, path)
+    to_encode, references = f"; to encode it, run {command}", dict[Prompt, list[RowRef]]()
+    lacks = dict[Prompt, str]()
+    for prompt in prompts:
+        if not texts[prompt].keys() <= rows.keys():
+            lacks[prompt] = f"no text row yet and is skipped{to_encode}"
+        elif (count := len(prompt.references)) > (most := most_references(index)):
+            lacks[prompt] = f"{counted(count, 'reference')}, of which its model takes {most}, and is skipped"
+        elif None in (found := references_of(index, prompt, path.parent)):
+            lacks[prompt] = f"a reference that is not encoded and is skipped{to_encode}"
+        else:
+            references[prompt] = [ref for ref in found if ref is not None]
     complete = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
                            negative=unconditional if prompt.negative is None
                            else rows[negative_key(prompt.negative, context)],
-                           references=tuple(ref for ref in references[prompt] if ref is not None))
-                for prompt in prompts if prompt not in lacks]
-    command = prompts_command(index.manifest, path)
-    warnings = [f"the prompt in line {prompt.line} of {path} has {what} and is skipped; to encode it, run {command}"
+                           references=tuple(references[prompt])) for prompt in prompts if prompt in references]
+    warnings = [f"the prompt in line {prompt.line} of {path} has {what}"
                 for prompt, what in list(lacks.items())[:WARNINGS]]
     if len(lacks) > WARNINGS:
         warnings.append(f"{len(lacks) - WARNINGS} more prompts of {path} have rows that are not encoded yet")
     return CurrentPrompts(prompts=tuple(complete), warnings=tuple(warnings),
                           lacking={key: text for key, text in wanted.items() if key not in rows})
+
+
+def most_references(index: Index) -> int:
+    """How many reference pictures the manifest's model takes of a prompt."""
+    facts = FAMILIES[index.manifest.family].references
+    return 0 if facts is None else facts.most
 
 
 def references_of(index: Index, prompt: Prompt, folder: Path) -> list[RowRef | None]:
@@ -196,7 +211,7 @@ def references_of(index: Index, prompt: Prompt, folder: Path) -> list[RowRef | N
 
 def _digest(path: Path) -> str:
     """The digest of a picture; "" if it cannot be read."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: a path with a null byte
         return digest_bytes(read_regular(path, MOST_PICTURE))
     return ""
 

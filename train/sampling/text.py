@@ -6,15 +6,18 @@ The training loop never imports this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
-from prep.errors import ModelError
+from prep.errors import ConfigError, ModelError
+from prep.formatting import counted, printable_name
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.loader.rows import DTYPES
+from prep.manifest.commands import prompts_command
 from prep.manifest.consistency import is_shape_of
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays, options_of
@@ -22,15 +25,18 @@ from prep.models.files import Model
 from prep.models.loading import quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.recipe.prompts import Prompt
-from train.sampling.prompts import PromptRows
+from train.sampling.prompts import PromptRows, most_references, references_of
 
 
 def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
                    device: torch.device) -> tuple[PromptRows, ...]:
-    """`prompts` with their text rows: cached rows where they exist; the rest are encoded and not saved.
+    """`prompts` with their text rows: cached rows where they exist; the rest are encoded and not saved. References are
+    relative to the working directory, and of those that are encoded.
 
-    Rows are computed in float32 (T5 and language models: bfloat16) and cast to the cache's dtype. Raises `ModelError`.
+    Rows are computed in float32 (T5 and language models: bfloat16) and cast to the cache's dtype. Raises `ModelError`,
+    and `ConfigError` for references.
     """
+    references = {prompt: _references(index, prompt) for prompt in prompts}
     context = index.manifest.fields["text"].context
     wanted = {text_key(prompt.text, context): (prompt.text, False) for prompt in prompts}
     for prompt in prompts:
@@ -44,8 +50,25 @@ def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
     return tuple(PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)],
                             negative=unconditional if prompt.negative is None
-                            else rows[negative_key(prompt.negative, context)], settings=prompt.settings)
+                            else rows[negative_key(prompt.negative, context)], settings=prompt.settings,
+                            references=references[prompt])
                  for prompt in prompts)
+
+
+def _references(index: Index, prompt: Prompt) -> tuple[RowRef, ...]:
+    """The rows of the pictures that a prompt names. Raises `ConfigError` if there are too many, or one has no row."""
+    count, most = len(prompt.references), most_references(index)
+    if count > most:
+        raise ConfigError(f"--prompt has {counted(count, 'reference')}, expected at most {most}, as family "
+                          f"'{index.manifest.family}' takes", hint="omit --ref" if most == 0 else "omit some --ref")
+    found = references_of(index, prompt, Path())
+    for name, row in zip(prompt.references, found, strict=True):
+        if row is None:
+            command = prompts_command(index.manifest, Path("FILE"))
+            raise ConfigError(f"--prompt names the reference {printable_name(name)}, expected one that is encoded: of "
+                              "a picture or prompt of the manifest",
+                              hint=f"write the prompt into a file, and run {command}")
+    return tuple(row for row in found if row is not None)
 
 
 def encode_texts(index: Index, model: Model, texts: Sequence[tuple[str, bool]],
