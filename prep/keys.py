@@ -10,13 +10,16 @@ share; the manifest stores it, so that an edited caption can be keyed without th
              picture digest, digest of the file that had it, placement;
              context: origin, fingerprint of the VAE that it is said to be of, dtype
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
-    text     the final caption string; context: text fingerprint, max length, layout, dtypes, and what else the family's
-             pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the context
+    text     the final caption string, and the reference pictures that the text encoder sees with it, in order: digest,
+             placement and color as of a latent; context: text fingerprint, max length, layout, dtypes, and what else
+             the family's pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the
+             context
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prep.digest import HOLE, digest_json, digest_spelled, integers, json_template, string
@@ -76,39 +79,70 @@ class MaskKeys:
         return digest_spelled(f"{first}{string(origin)}{second}{_spell(placement)}{last}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenPicture:
+    """A reference picture as a text encoder sees it."""
+
+    picture: str  # its digest
+    placement: Placement
+    alpha: RGB | None  # the color below its transparent pixels; None for an opaque picture
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is in the key of a text row."""
+        scaled, crop, bucket = (list(pair) for pair in (self.placement.scaled, self.placement.crop,
+                                                        self.placement.bucket))
+        return {"picture": self.picture, "alpha": None if self.alpha is None else list(self.alpha),
+                "placement": {"scaled": scaled, "crop": crop, "bucket": bucket, "flip": int(self.placement.flip)}}
+
+
 class TextKeys:
-    """The keys of text rows that share a context."""
+    """The keys of text rows that share a context.
+
+    `seen` are the reference pictures that the text encoder sees with a caption, in order; without, a key is that of the
+    words alone.
+    """
 
     def __init__(self, context: Context) -> None:
         self._parts = json_template({"kind": "text", "caption": HOLE, "context": context})
         self._context = context
         self.unconditional = unconditional_key(context)
 
-    def key(self, caption: str) -> str:
+    def key(self, caption: str, seen: Sequence[SeenPicture] = ()) -> str:
         """The key of the text row of the final string `caption`."""
+        if seen:
+            return _seeing_key({"caption": caption}, self._context, seen)
         first, last = self._parts
         return digest_spelled(f"{first}{string(caption)}{last}")
 
-    def negative(self, caption: str) -> str:
+    def negative(self, caption: str, seen: Sequence[SeenPicture] = ()) -> str:
         """The key of the text row of the negative prompt `caption`."""
-        return negative_key(caption, self._context)
+        return negative_key(caption, self._context, seen)
+
+    def without_prompt(self, seen: Sequence[SeenPicture]) -> str:
+        """The key of the row for "no prompt" that the pipeline uses with these pictures."""
+        return unconditional_key(self._context, seen)
 
 
-def text_key(caption: str, context: Context) -> str:
+def text_key(caption: str, context: Context, seen: Sequence[SeenPicture] = ()) -> str:
     """The key of one text row."""
-    return TextKeys(context).key(caption)
+    return TextKeys(context).key(caption, seen)
 
 
-def negative_key(caption: str, context: Context) -> str:
+def negative_key(caption: str, context: Context, seen: Sequence[SeenPicture] = ()) -> str:
     """The key of one negative prompt's row: that of the caption, unless the family encodes negatives otherwise."""
     if "negatives" not in context:
-        return text_key(caption, context)
-    return digest_json({"kind": "text", "negative": caption, "context": context})
+        return text_key(caption, context, seen)
+    return _seeing_key({"negative": caption}, context, seen)
 
 
-def unconditional_key(context: Context) -> str:
+def unconditional_key(context: Context, seen: Sequence[SeenPicture] = ()) -> str:
     """The key of the row for "no prompt"; differs from that of the caption "", even if a family encodes both alike."""
-    return digest_json({"kind": "text", "unconditional": 1, "context": context})
+    return _seeing_key({"unconditional": 1}, context, seen)
+
+
+def _seeing_key(words: Mapping[str, str | int], context: Context, seen: Sequence[SeenPicture]) -> str:
+    references = {"references": [each.as_json() for each in seen]} if seen else {}
+    return digest_json({"kind": "text", **words, "context": context, **references})
 
 
 def sample_id(picture: str, bucket: tuple[int, int], copy: int, references: Sequence[str] = ()) -> str:

@@ -239,6 +239,9 @@ KEY_OF = {
     "mask": lambda d: mask_key(d["origin"], placement(d["placement"]), d["context"]),
     "text": lambda d: keys.text_key(d["caption"], d["context"]),
     "negative": lambda d: keys.negative_key(d["negative"], d["context"]),
+    "referring": lambda d: keys.text_key(d["caption"], d["context"], [
+        keys.SeenPicture(picture=each["picture"], placement=placement(each["placement"]),
+                         alpha=None if each["alpha"] is None else tuple(each["alpha"])) for each in d["references"]]),
     "unconditional": lambda d: keys.unconditional_key(d["context"]),
     "sample": lambda d: keys.sample_id(d["picture"], tuple(d["bucket"]), d["copy"]),
     "task": lambda d: importlib.import_module("prep.encode.plan")._task(d["field"], d["rows"]).key,

@@ -6,6 +6,7 @@ A vector here changes only together with a `meaning`: caches in the field are na
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,8 @@ LATENT = keys.latent_context(image={"meaning": 1, "resize": "lanczos", "mask_cel
 MASK = keys.mask_context(image={"meaning": 1, "resize": "lanczos", "mask_cell": "mean"}, origin="file", factor=8)
 TEXT = keys.text_context(text="cd" * 32, max_length=77, layout="full", compute="float32", stored="bfloat16")
 PICTURE = "01" * 32
+SEEN = [keys.SeenPicture(picture=PICTURE, placement=PLACEMENT, alpha=None),
+        keys.SeenPicture(picture="23" * 32, placement=PLACEMENT, alpha=(255, 255, 255))]
 
 GOLDEN = {
     "latent": (latent_key(PICTURE, PLACEMENT, None, LATENT),
@@ -43,6 +46,12 @@ GOLDEN = {
                  "298c9fa0676007c4c6b3c7fe0479992d4343b902214622c066ef6324bb6dddce"),
     "unconditional": (keys.unconditional_key(TEXT),
                       "19993ecfe3090a176fcddc4b42200dbe8c700038d586e1838069683ea0b0c01a"),
+    "text with pictures": (keys.text_key("a red dog", TEXT, SEEN),
+               "d02027930fb08ba647b8b7e8c7aee576926444d4481d94ee1b32c881354e1e15"),
+    "negative with pictures": (keys.negative_key("a red dog", {**TEXT, "negatives": "own"}, SEEN),
+               "c9af49e2bdf956856cdb1179c30cc8290fd0ddcabb9e096aee5053932c222086"),
+    "unconditional with pictures": (keys.unconditional_key(TEXT, SEEN),
+               "714b3438f5aa859de22f26d59facb115944a9885dba7d34125a4e6622f9a7556"),
     "sample": (keys.sample_id(PICTURE, (96, 96), 0),
                "be21b04e40213c194f9ec64cb44e1315374a2961c86f808b47eefb4982ba6766"),
 }
@@ -115,8 +124,28 @@ def test_keys_are_digests_of_canonical_json_however_they_are_put_together(contex
     plain = {name: value for name, value in context.items() if name != "negatives"}
     assert keys.TextKeys(plain).negative(words) == keys.text_key(words, plain)
     assert keys.TextKeys(context).unconditional == keys.unconditional_key(context)
+    seen = keys.SeenPicture(picture=words, placement=placement, alpha=alpha)
+    shown = {"kind": "text", "references": [{"picture": words, "placement": spelled(placement), "alpha": alpha}]}
+    assert keys.TextKeys(context).key(words, [seen]) == keys.text_key(words, context, [seen]) \
+        == digest_json({**shown, "caption": words, "context": context})
+    assert keys.TextKeys(own).negative(words, [seen]) == digest_json({**shown, "negative": words, "context": own})
+    assert keys.TextKeys(context).without_prompt([seen]) == digest_json(
+        {**shown, "unconditional": 1, "context": context})
     assert keys.sample_id(words, pair, copy) == digest_json(
         {"kind": "sample", "picture": words, "bucket": list(pair), "copy": copy})
+
+
+@pytest.mark.parametrize("key", [
+    lambda seen: keys.text_key("a cat", TEXT, seen), lambda seen: keys.negative_key("a cat", TEXT, seen),
+    lambda seen: keys.negative_key("a cat", {**TEXT, "negatives": "own"}, seen),
+    lambda seen: keys.unconditional_key(TEXT, seen)], ids=["caption", "negative", "own negative", "no prompt"])
+def test_a_text_with_pictures_has_another_key_for_each_of_their_pixels_and_orders(key):
+    first, second = SEEN
+    shown = [[], [first], [second], [first, second], [second, first], [first, first],
+             [replace(first, alpha=(0, 0, 0))],
+             *([replace(first, placement=replace(PLACEMENT, **change))] for change in (
+                 {"flip": True}, {"crop": (1, 0)}, {"scaled": (100, 97)}, {"bucket": (96, 88)}))]
+    assert len({key(seen) for seen in shown}) == len(shown)
 
 
 @given(st.lists(st.text()))
