@@ -89,7 +89,8 @@ _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", 
 
 
 # Families that differ from another by numbers alone, or by a part that a third one has.
-TWINS = {"sd21": "sd15", "pixart_sigma": "pixart_alpha", "flux2_klein": "flux2", "flux_kontext": "flux"}
+TWINS = {"sd21": "sd15", "pixart_sigma": "pixart_alpha", "flux2_klein": "flux2", "flux_kontext": "flux",
+         "qwenimage_edit": "qwenimage"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

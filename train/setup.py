@@ -76,6 +76,12 @@ class Origin:
     recipe: str = ""  # SHA-256 of the recipe's file; "": there is none
 
 
+def dropout_of(config: Config) -> Dropout:
+    """The probabilities with which a showing lacks some of its conditions, by the settings."""
+    return Dropout(caption=config.caption_dropout, references=config.reference_dropout,
+                   each_reference=config.each_reference_dropout)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """A run that passed all checks and may start."""
@@ -103,9 +109,7 @@ class Setup:
     @property
     def dropout(self) -> Dropout:
         """The probabilities with which a showing lacks some of its conditions."""
-        config = self.config
-        return Dropout(caption=config.caption_dropout, references=config.reference_dropout,
-                       each_reference=config.each_reference_dropout)
+        return dropout_of(self.config)
 
     def interval(self, every: int | str) -> Interval:
         """The interval that a setting like checkpoint.every means in this run."""

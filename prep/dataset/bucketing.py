@@ -68,6 +68,9 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
                           f"'{family.name}' does not take",
                           hint=f"families that do: {some}; --references none, or references = [] in each source, "
                           "trains on the pictures alone")
+    if family.text.vision is not None and recipe.image.flip != "none":
+        raise ConfigError(f"image.flip is '{recipe.image.flip}', expected 'none' for references of family "
+                          f"'{family.name}': its text encoder sees them, and each caption has one row, not mirrored")
     bad: dict[str, Finding] = {}
     fitting = []
     for assignment in result.pictures:

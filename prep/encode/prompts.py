@@ -44,6 +44,7 @@ from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.fs.place import Place, relative_name
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
+from prep.manifest.consistency import seen_ways
 from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import renumber_shards
@@ -153,7 +154,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     encoding = _encoding_of(call, manifest, facts)
     references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family, facts)
     _require_latents(manifest, references)
-    targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha)
+    targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha, encoding.specs.family)
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
     truncated = find_truncated(targets, encoding.reading, facts, call.progress)
@@ -263,7 +264,8 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     findings = [Finding(**record) for record in opened.findings if record["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
     tables["findings"] = write_table(cache, build_findings([*findings, *lost, *truncated.findings]))
     shown = {refs[reference.latent] for prompt in prompts for reference in prompt.references}
-    counts = {"text": len(of_prompts - targets.latents.keys() | own.keys()), "latent": _latent_rows(opened, shown)}
+    texts = {refs[key] for key in of_prompts - targets.latents.keys()} | set(own.values())
+    counts = {"text": len(texts), "latent": _latent_rows(opened, shown)}
     fields = {**manifest.document["fields"], **{
         name: {**manifest.document["fields"][name], "rows": rows,
                "shards": sum(shard["field"] == name for shard in shards),
@@ -278,12 +280,18 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
 
 
 def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
-    """The places of the text rows of the manifest's samples, by key."""
-    keys, texts = TextKeys(opened.manifest.fields["text"].context), opened.samples.texts
+    """The places of the text rows of the manifest's samples, by each key that they may have."""
+    samples, texts, found = opened.samples, opened.samples.texts, dict[str, RowRef]()
+    keys = TextKeys(opened.manifest.fields["text"].context)
     digests = [shard["digest"] for shard in opened.shards]
-    captions = (text["caption"] for texts in opened.samples.table["texts"].to_pylist() for text in texts)
-    return {keys.key(caption): RowRef(shard=digests[shard], row=row) for caption, shard, row in
-            zip(captions, texts["shard"].tolist(), texts["row"].tolist(), strict=True)}
+    places = (RowRef(shard=digests[shard], row=row) for shard, row in
+              zip(texts["shard"].tolist(), texts["row"].tolist(), strict=True))
+    for number, own in enumerate(samples.table["texts"].to_pylist()):
+        ways = seen_ways(opened.manifest, samples.shown_with(number))
+        for text in own:
+            place = next(places)
+            found |= {keys.key(text["caption"], seen): place for seen in ways}
+    return found
 
 
 def _latent_rows(opened: OpenedManifest, shown: set[RowRef]) -> int:

@@ -213,6 +213,11 @@ def text_context_of(model: Model, family: Family, options: TextOptions, file_dig
                         more=_more_text(model, family, options))
 
 
+def _of_pictures() -> dict[str, str | int]:
+    """How the pictures that a text encoder sees are decoded."""
+    return {name: value for name, value in POLICY.items() if not name.startswith("mask_")}
+
+
 def _more_text(model: Model, family: Family, options: TextOptions) -> dict[str, Any]:
     """What else decides text rows; empty for a family without options, whose keys are as they were before others."""
     configs = Configs(model)
@@ -227,4 +232,5 @@ def _more_text(model: Model, family: Family, options: TextOptions) -> dict[str, 
         **({"denoiser": dict(denoiser)} if denoiser else {}),
         **({} if family.text.negative is None else {"negatives": "own"}),
         **({"constants": dict(family.text.constants)} if family.text.constants else {}),
+        **({} if family.text.vision is None else {"image": _of_pictures()}),
     }

@@ -23,9 +23,10 @@ from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.fs.place import Place
 from prep.geometry import Placement, Size
-from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, TextKeys
-from prep.manifest.samples import Reference, Sample, Text, View
-from prep.models.family import Family
+from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.manifest.samples import NO_PROMPT, Reference, Sample, Text, View
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family, Vision
 from prep.parse import RGB, color_of
 from prep.recipe.prompts import Prompt, PromptSettings
 from prep.recipe.schema import Recipe
@@ -53,6 +54,7 @@ class TextTarget:
     key: str
     caption: str | None
     negative: bool = False  # whether it is a negative prompt whose row differs from that of the same caption
+    pictures: tuple[PictureTarget, ...] = ()  # those that the text encoder sees beside it; their key is that of the row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,30 +190,32 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     labels: list[str] = []
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
+    texts: dict[str, TextTarget] = {}
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
         views = _views(seat, recipe.sources[source].path,
                        keys if recipe.mask_of(source) != "none" else replace(keys, mask=None), latents, masks)
-        samples.append(_sample(seat, recipe, views, keys.text))
+        samples.append(_sample(seat, recipe, views, keys, texts))
         labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
-    rows, shown = _of_prompts(prompts, prompt_references, keys)
+    rows, shown = _of_prompts(prompts, prompt_references, keys, texts)
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=shown | latents, masks=masks,
-                   texts=_text_targets(samples, rows, keys.text),
+                   texts=texts,
                    findings=(*survey.findings, *bucketing.findings),
                    notices=notices)
 
 
 def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, contexts: Contexts,
-                   alpha: RGB | None) -> Targets:
+                   alpha: RGB | None, family: Family) -> Targets:
     """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels."""
     keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
-                 imported=None)
-    rows, latents = _of_prompts(prompts, references, keys)
+                 imported=None, vision=family.text.vision)
+    texts: dict[str, TextTarget] = {}
+    rows, latents = _of_prompts(prompts, references, keys, texts)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
-                   masks={}, texts=_text_targets((), rows, keys.text), findings=())
+                   masks={}, texts=texts, findings=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +228,7 @@ class _Keys:
     origin: str | None  # of masks: "file" or "alpha"
     alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
     imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
+    vision: Vision | None  # how the text encoder sees references; None: it does not
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
@@ -231,7 +236,21 @@ class _Keys:
         return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
                    imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
-                   alpha=None if alpha == "reject" else color_of(alpha))
+                   alpha=None if alpha == "reject" else color_of(alpha),
+                   vision=FAMILIES[recipe.model.family].text.vision)
+
+    def seen(self, references: Sequence[KnownReference], name: str) -> tuple[_Seen, ...]:
+        """References as the text encoder sees them."""
+        if self.vision is None:
+            return ()
+        found = []
+        for each in references:
+            placement = self.vision.place(each.size)
+            assert placement is not None, "what cannot be seen is no reference"
+            picture = SeenPicture(picture=each.picture, placement=placement,
+                                  alpha=self.alpha if each.has_alpha else None)
+            found.append(_Seen(picture, each, f"{name}: its reference {printable_name(each.blob.name)}"))
+        return tuple(found)
 
 
 def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, PictureTarget],
@@ -291,35 +310,63 @@ def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) ->
                          placement=placement)
 
 
-def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
-    item = seat.item
-    source = recipe.sources[item.item.source]
-    texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A reference as the text encoder sees it."""
+
+    picture: SeenPicture
+    known: KnownReference
+    file: str  # in messages
+
+    def target(self, key: str, name: str) -> PictureTarget:
+        """Its pixels for the text row `key`."""
+        return PictureTarget(key=key, name=name, file=self.file, blob=self.known.blob, digest=self.known.picture,
+                             placement=self.picture.placement)
+
+
+def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: _Keys,
+            targets: dict[str, TextTarget]) -> Sample:
+    """The sample of a placed item; adds the targets of its text rows."""
+    item, name = seat.item, seat.item.item.label
+    source, seen = recipe.sources[item.item.source], keys.seen(item.references if seat.references else (), name)
+    texts = tuple(Text(caption=caption, weight=weight, key=_add(targets, keys.text, caption, seen, name))
+                  for caption, weight in item.captions)
+    if seen:
+        texts += (Text(caption=NO_PROMPT, weight=0.0, key=_add(targets, keys.text, None, seen, name)),)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=seat.repeats,
                   weight=source.weight)
 
 
-def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys
+def _add(targets: dict[str, TextTarget], keys: TextKeys, caption: str | None, seen: Sequence[_Seen], name: str, *,
+         negative: bool = False) -> str:
+    """The key of a text row, whose target is added; caption `None`: no prompt."""
+    pictures = [each.picture for each in seen]
+    if caption is None:
+        key = keys.without_prompt(pictures) if pictures else keys.unconditional
+    else:
+        key = keys.negative(caption, pictures) if negative else keys.key(caption, pictures)
+    if key not in targets:
+        own = negative and caption is not None and key != keys.key(caption, pictures)
+        targets[key] = TextTarget(key=key, caption=caption, negative=own,
+                                  pictures=tuple(each.target(key, name) for each in seen))
+    return key
+
+
+def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: dict[str, TextTarget]
                 ) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
-    """The targets of prompts, and those of the pictures that they name, by key."""
+    """The targets of prompts, and those of the pictures that they name, by key; adds those of their text rows, and of
+    the unconditional row."""
     works = {name: _reference_work(each.known, each.placement, f"reference of the prompt in line {each.line}", keys)
              for name, each in references.items()}
-    text = keys.text
-    rows = tuple(PromptTarget(
-        prompt=prompt.text, negative=prompt.negative, positive_key=text.key(prompt.text), settings=prompt.settings,
-        negative_key=text.unconditional if prompt.negative is None else text.negative(prompt.negative),
-        references=tuple(_reference(references[name].known, name, works[name]) for name in prompt.references))
-        for prompt in prompts)
-    return rows, {work.key: work for work in works.values()}
-
-
-def _text_targets(samples: Iterable[Sample], prompts: Sequence[PromptTarget], keys: TextKeys) -> dict[str, TextTarget]:
-    captions = {text.key: text.caption for sample in samples for text in sample.texts}
-    captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
-    targets = {key: TextTarget(key=key, caption=caption) for key, caption in captions.items()}
+    rows = []
     for prompt in prompts:
-        if prompt.negative is not None and prompt.negative_key not in targets:
-            own = prompt.negative_key != keys.key(prompt.negative)
-            targets[prompt.negative_key] = TextTarget(key=prompt.negative_key, caption=prompt.negative, negative=own)
-    return {**targets, keys.unconditional: TextTarget(key=keys.unconditional, caption=None)}
+        name = f"reference of the prompt in line {prompt.line}"
+        seen = keys.seen([references[each].known for each in prompt.references], name)
+        rows.append(PromptTarget(
+            prompt=prompt.text, negative=prompt.negative, settings=prompt.settings,
+            positive_key=_add(texts, keys.text, prompt.text, seen, name),
+            negative_key=_add(texts, keys.text, prompt.negative, seen, name, negative=True),
+            references=tuple(_reference(references[each].known, each, works[each]) for each in prompt.references)))
+    _add(texts, keys.text, None, (), "")
+    return tuple(rows), {work.key: work for work in works.values()}

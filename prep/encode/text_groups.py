@@ -33,6 +33,10 @@ class TextGroups:
         from prep.models.text.lengths import LengthCounter
 
         counter = LengthCounter(self._model, self._family, self._options)
+        seeing = [key for key in lacking if self._texts[key].pictures]
+        self._tokens |= {key: counter.seen(self._texts[key].caption, [
+            picture.placement.bucket for picture in self._texts[key].pictures]) for key in seeing}
+        lacking = [key for key in lacking if not self._texts[key].pictures]
         for negative in (False, True):
             captions = {key: caption for key in lacking if (caption := self._texts[key].caption) is not None
                         and self._texts[key].negative == negative}

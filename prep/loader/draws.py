@@ -18,6 +18,7 @@ import numpy as np
 from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
 from prep.cache.ledger.columns import Column
+from prep.errors import ConfigError
 from prep.geometry import pixels_of
 from prep.loader.index import Index
 from prep.loader.noise import PLAIN, Noise
@@ -287,6 +288,15 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
                 timestep=timestep(draw("timestep")), noise=draw_key(*key, "noise"),
                 weight=float(samples.weight[sample]), kept=kept, references=tuple(map(references.__getitem__, kept)),
                 posterior=draw_key(*key, "posterior") if index.with_std else None)
+
+
+def require_shown(index: Index, dropout: Dropout) -> None:
+    """Raises `ConfigError` if references are to be dropped whose pixels are in the text rows, too."""
+    if index.seeing and (dropout.references or dropout.each_reference):
+        name = "reference_dropout" if dropout.references else "each_reference_dropout"
+        raise ConfigError(f"{name} is above 0, expected 0 for family '{index.manifest.family}': its text encoder sees "
+                          "the references, so they would stay in the rows of captions",
+                          hint="caption_dropout drops the words and keeps the pictures, as the negative prompt does")
 
 
 def _fixed(index: Index, sample: int, timestep: int) -> Draw:

@@ -23,6 +23,7 @@ from prep.manifest.consistency import cache_of, check_places, read_samples, read
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
+from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK
 from prep.models.fields import STD
 
@@ -95,6 +96,19 @@ class Index:
     def referring(self) -> bool:
         """Whether samples have reference pictures."""
         return any(references for _, references in self.manifest.shapes)
+
+    @cached_property
+    def seeing(self) -> bool:
+        """Whether the text encoder saw the references of samples: then each of these has its own row of no prompt."""
+        return self.referring and FAMILIES[self.manifest.family].text.vision is not None
+
+    def unconditional(self, sample: int | None = None) -> RowRef:
+        """The row of no prompt of a sample; of none, without references."""
+        samples, shown = self.samples, self.samples.reference_offsets
+        if sample is not None and self.seeing and shown[sample] < shown[sample + 1]:
+            last = int(samples.text_offsets[sample + 1]) - 1
+            return self.ref(int(samples.texts["shard"][last]), int(samples.texts["row"][last]))
+        return self.ref(**self.manifest.document["prompts"]["unconditional"])
 
     @property
     def black(self) -> int:

@@ -56,7 +56,6 @@ class Rows:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.reader = Reader(index.cache)
-        self._unconditional = index.manifest.document["prompts"]["unconditional"]
 
     def until(self, stop: threading.Event) -> Rows:
         """The same rows, read by `Reader.until`."""
@@ -76,8 +75,9 @@ class Rows:
             masks = [next(mask_refs) if has else None for has in (shards >= 0).tolist()]
         text = np.array([draw.text for draw in draws], np.int64)
         empty = text == NO_TEXT
-        texts = self.index.refs(np.where(empty, self._unconditional["shard"], samples.texts["shard"][text]),
-                                np.where(empty, self._unconditional["row"], samples.texts["row"][text]))
+        texts = self.index.refs(samples.texts["shard"][text], samples.texts["row"][text])
+        for place in np.flatnonzero(empty).tolist():
+            texts[place] = self.index.unconditional(draws[place].sample)
         shown = np.array([draw.references for draw in draws], np.int64)  # [B, R]: a batch has as many for each draw
         references = [self.index.refs(samples.references["latent_shard"][column],
                                       samples.references["latent_row"][column]) for column in shown.T]

@@ -88,6 +88,13 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self._data = identify(index, masked=settings.masked,
                               prediction=str(index.manifest.document["prediction"])).digest
         check_shards(index)
+        draws.require_shown(index, self._dropout)
+
+    @property
+    def _dropout(self) -> draws.Dropout:
+        settings = self.settings
+        return draws.Dropout(caption=settings.caption_dropout, references=settings.reference_dropout,
+                             each_reference=settings.each_reference_dropout)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from the next step on. Raises `CacheError`, which names the samples of a damaged row."""
@@ -97,13 +104,11 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         settings, plan, first = self.settings, self.plan, self._next
         total = ENDLESS if self._steps is None else self._steps
         share = draws.RankShare(rank=self._rank, world=self._world, pad_ranks=True)
-        dropout = draws.Dropout(caption=settings.caption_dropout, references=settings.reference_dropout,
-                                each_reference=settings.each_reference_dropout)
-        requests = draws.training(self._index, plan, first, total, dropout=dropout,
+        requests = draws.training(self._index, plan, first, total, dropout=self._dropout,
                                   timesteps=settings.timesteps, most=plan.micro_batch, share=share)
         with batches(Rows(self._index), requests, masked=settings.masked, pinned=False, sharing=self._sharing) as feed:
             for step in range(first, total):
-                count = draws.passes(self._index, plan, step, dropout=dropout, most=plan.micro_batch, share=share)
+                count = draws.passes(self._index, plan, step, dropout=self._dropout, most=plan.micro_batch, share=share)
                 for number in range(count):
                     last = number == count - 1
                     made = self._made(next(feed), step, last)

@@ -5,17 +5,18 @@ References are stored as columns, 14 bytes each; names and keys are made for one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prep.cache.ledger.columns import Column
-from prep.geometry import Placement
-from prep.keys import LatentKeys, MaskKeys, TextKeys
-from prep.manifest.consistency import reference_sizes
+from prep.geometry import Placement, Size
+from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
+from prep.manifest.samples import NO_PROMPT
 from prep.parse import RGB
 
 LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
@@ -101,9 +102,13 @@ class References:
             prompt = self._prompts[number]
             if prompt.reference is not None:
                 return self._keys.latent(*prompt.reference)
-            return self._keys.prompt(prompt.caption, negative=prompt.negative)
+            return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
-            return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
+            place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
+            shown = self._samples.shown_with(owner)
+            if place == len(captions):
+                return (*self._keys.prompt(None, shown), *self._keys.text(NO_PROMPT, shown))
+            return self._keys.text(captions[place], shown)
         if kind == MASK and not self._keys.knows_masks:
             return UNKNOWN
         if kind == REFERENCE:
@@ -121,6 +126,7 @@ class _Prompt:
     who: str
     caption: str | None = None  # None: the unconditional row, or a reference
     negative: bool = False
+    shown: Sequence[tuple[str, Size]] = ()  # digests and sizes of the prompt's references
     reference: tuple[str, Placement] | None = None  # the digest of a picture, and how it is placed
     shard: int
     row: int
@@ -130,9 +136,11 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
     yield _Prompt(who="(unconditional)", caption=None, **document["unconditional"])
     for sample in document["samples"]:
         who = f"(prompt) {sample['prompt']}"
-        yield _Prompt(who=who, caption=sample["prompt"], **sample["positive"])
-        yield _Prompt(who=who, caption=sample["negative"], negative=True, **sample["negative_row"])
-        for each in sample.get("references", ()):
+        references = sample.get("references", ())
+        shown = [(each["picture"], tuple(each["size"])) for each in references]
+        yield _Prompt(who=who, caption=sample["prompt"], shown=shown, **sample["positive"])
+        yield _Prompt(who=who, caption=sample["negative"], shown=shown, negative=True, **sample["negative_row"])
+        for each in references:
             scaled, crop, bucket = (tuple(each[name]) for name in ("scaled", "crop", "bucket"))
             yield _Prompt(who=who, shard=each["shard"], row=each["row"],
                           reference=(each["picture"], Placement(scaled=scaled, crop=crop, bucket=bucket)))
@@ -149,6 +157,7 @@ class _SampleKeys:
         self._latents = LatentKeys(contexts["latent"]) if known else None
         self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
+        self._manifest = audit.manifest
         self.knows_masks = self._masks is not None
         color = latents.get("alpha")
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
@@ -162,13 +171,20 @@ class _SampleKeys:
         """Known only if masks come from the pictures' alpha."""
         return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
 
-    def text(self, caption: str) -> tuple[str, ...]:
-        return UNKNOWN if self._texts is None else (self._texts.key(caption),)
+    def text(self, caption: str, shown: Sequence[tuple[str, Size]]) -> tuple[str, ...]:
+        """`shown`: digests and sizes of references."""
+        keys = self._texts
+        return UNKNOWN if keys is None else tuple(keys.key(caption, seen) for seen in self._seen(shown))
 
-    def prompt(self, caption: str | None, *, negative: bool) -> tuple[str, ...]:
+    def prompt(self, caption: str | None, shown: Sequence[tuple[str, Size]], *, negative: bool = False
+               ) -> tuple[str, ...]:
         """`caption` None: the unconditional row."""
-        if self._texts is None:
+        keys = self._texts
+        if keys is None:
             return UNKNOWN
         if caption is None:
-            return (self._texts.unconditional,)
-        return (self._texts.negative(caption) if negative else self._texts.key(caption),)
+            return tuple(keys.without_prompt(seen) for seen in self._seen(shown))
+        return tuple((keys.negative if negative else keys.key)(caption, seen) for seen in self._seen(shown))
+
+    def _seen(self, shown: Sequence[tuple[str, Size]]) -> list[tuple[SeenPicture, ...]]:
+        return seen_ways(self._manifest, shown)

@@ -19,6 +19,7 @@ from prep.errors import CacheError
 from prep.findings import SEVERITIES
 from prep.formatting import format_bucket, printable
 from prep.geometry import Size
+from prep.keys import SeenPicture
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, open_samples
 from prep.manifest.schema import MOST_SIDE
@@ -127,6 +128,21 @@ def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
     places = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     sides: Column = sizes[np.repeat((np.cumsum(counts) - counts)[of_views], each) + places]
     return sides
+
+
+def seen_ways(manifest: Manifest, references: Sequence[tuple[str, Size]]) -> list[tuple[SeenPicture, ...]]:
+    """All that may be in the key of a text with references of these digests and sizes: a manifest does not say which
+    are transparent. Empty: the text encoder cannot see one of them."""
+    vision, color = FAMILIES[manifest.family].text.vision, manifest.document["latents"].get("alpha")
+    if vision is None or not references:
+        return [()]
+    ways: list[tuple[SeenPicture, ...]] = [()]
+    for digest, size in references:
+        place = vision.place(size)
+        ways = [] if place is None else [
+            (*way, SeenPicture(picture=digest, placement=place, alpha=alpha))
+            for way in ways for alpha in ((None,) if color is None else (None, tuple(color)))]
+    return ways
 
 
 def _between(column: str, values: Column, low: float, high: float) -> Iterator[Rule]:

@@ -30,6 +30,8 @@ from prep.manifest.tables import (
     samples_schema,
 )
 
+NO_PROMPT = ""  # the caption of the last text of a sample whose references the text encoder sees, of weight 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleColumns:
@@ -83,8 +85,15 @@ class SampleColumns:
             "bucket_height", pa.array(sizes[:, 1]))
 
     def captions(self, sample: int) -> list[str]:
-        """The sample's captions, in the order of its texts."""
-        return [text["caption"] for text in self.table["texts"][sample].as_py()]
+        """The sample's captions, in the order of its texts; without the text of no prompt."""
+        captions = [text["caption"] for text in self.table["texts"][sample].as_py()]
+        return captions[:-1] if self.has_no_prompt(sample) and captions[-1] == NO_PROMPT else captions
+
+    def has_no_prompt(self, sample: int) -> bool:
+        """Whether the last text of a sample may be that of no prompt: it has references, and that is never drawn."""
+        first, past = (int(self.text_offsets[sample + at]) for at in (0, 1))
+        shown = self.reference_offsets[sample] < self.reference_offsets[sample + 1]
+        return bool(shown) and past - first > 1 and not self.texts["weight"][past - 1]
 
     def picture_digest(self, sample: int) -> str:
         """The SHA-256 of the sample's picture file."""
@@ -140,6 +149,14 @@ class SampleColumns:
 
     def _reference(self, sample: int, reference: int) -> pa.StructScalar:
         return self.table["references"][sample][reference - int(self.reference_offsets[sample])]
+
+    def shown_with(self, sample: int) -> list[tuple[str, Size]]:
+        """Digest and size of each of a sample's references."""
+        first = self.references_of(sample, int(self.view_offsets[sample]))
+        if not len(first):
+            return []
+        rows = self.table["references"][sample].as_py()[: len(first)]
+        return [(row["picture"].hex(), (row["width"], row["height"])) for row in rows]
 
     def references_of(self, sample: int, view: int) -> range:
         """The references of a view of a sample, as numbers in the columns of `references`."""
@@ -332,7 +349,10 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """One caption, its probability weight among the sample's captions, and the key of its row."""
+    """One caption, its probability weight among the sample's captions, and the key of its row.
+
+    The last text of a sample whose references the text encoder sees is that of no prompt: `NO_PROMPT`, with weight 0.
+    """
 
     caption: str
     weight: float

@@ -52,6 +52,16 @@ def options_of(context: Mapping[str, Any]) -> TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Vision:
+    """How a family's text encoder sees reference pictures beside the words."""
+
+    place: Callable[[Size], Placement | None]  # how it sees a picture of this size; None: it cannot
+    # Pipeline, caption (None: no prompt), pictures in order (uint8 [H, W, 3]), options, device.
+    encode: Callable[[Any, str | None, Sequence[Any], TextOptions, Any], TextRow]
+    tokens: int  # most of a row for each picture
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TextEncoding:
     """What a family's text rows are, and how its pipeline makes them."""
 
@@ -76,6 +86,7 @@ class TextEncoding:
     # row's tokens are then the same for every length that the caption fits into (to the bit on a CPU, where it was
     # tried), and the shortest is quickest.
     padding_masked: bool = False
+    vision: Vision | None = None  # None: rows depend on no pictures
 
     def encode_texts(self, pipeline: Any, texts: Sequence[str], options: TextOptions, device: Any, *,
                      negative: bool) -> Sequence[TextRow]:
@@ -125,6 +136,7 @@ class SamplePipeline:
     guidance: float  # usual guidance scale
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for pictures of this size
+    pipeline: str | None = None  # diffusers class that makes them; None: the model's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +148,8 @@ class References:
     # How its pipeline scales and crops a picture of this size (after orientation), given that side; None: the picture
     # is too small.
     place: Callable[[Size, int], Placement | None]
-    # The denoiser's arguments, by name, with references [B, C, h, w] in the form of the noisy latent; also where the
-    # family's pipeline makes sample pictures: it then ignores what is predicted of them.
+    # The denoiser's arguments, by name, with references [B, C, h, w] in the form of the noisy latent, behind the tokens
+    # of the noise in `hidden_states`; also where a pipeline makes sample pictures.
     append: Callable[[Mapping[str, Any], Sequence[Tensor]], Mapping[str, Any]]
 
 

@@ -23,8 +23,9 @@ from prep.digest import digest_bytes, digest_json, digest_parts
 from prep.errors import ModelError
 from prep.models.checkpoints.parts import is_harmless
 from prep.models.components import numbered
+from prep.models.families.registry import families_of_pipeline
 from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
-from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
+from prep.models.pipeline import PROCESSOR, pipeline_index, tokenizer_files, weighted_files
 from prep.models.weights import scales_in
 from prep.progress import Tick, uncounted
 
@@ -136,8 +137,10 @@ def vae_files(model: Model) -> ComponentFiles:
 def text_files(model: Model) -> TextFiles:
     """The files of the text encoders and tokenizers of `model`. Raises `ModelError`."""
     index = pipeline_index(model)
+    seeing = any(PROCESSOR in family.components for family in families_of_pipeline(index.get("_class_name")).values())
     return TextFiles(encoders={name: weighted_files(model, name) for name in numbered(index, "text_encoder")},
-                     tokenizers={name: tokenizer_files(model, name) for name in numbered(index, "tokenizer")})
+                     tokenizers={name: tokenizer_files(model, name) for name in
+                                 [*numbered(index, "tokenizer"), *([PROCESSOR] if seeing else [])]})
 
 
 def vae_fingerprint(model: Model, file_digest: FileDigest = digest_file) -> str:

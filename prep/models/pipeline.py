@@ -54,6 +54,8 @@ from prep.parse import brief
 _TOKENIZER_FILES = ("added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt",
                     "special_tokens_map.json", "spiece.model", "tokenizer.json",
                     "tokenizer_config.json", "vocab.json")
+PROCESSOR = "processor"  # the component of a pipeline whose text encoder sees pictures, with a tokenizer inside
+_PREPARATION = "preprocessor_config.json"  # of pictures
 _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
@@ -267,6 +269,10 @@ def tokenizer_files(model: Model, name: str) -> ComponentFiles:
     if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
         raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
                          "spiece.model", hint=_SAVE_TOKENIZER)
+    if name == PROCESSOR:
+        if not os.path.lexists(folder / _PREPARATION):
+            raise ModelError(f"{folder} has no {_PREPARATION}", hint="download the model again")
+        names.append(_PREPARATION)
     small = {one: read_small(folder / one, TOKENIZER_BYTES) for one in names}
     config = parse_config(small["tokenizer_config.json"], folder / "tokenizer_config.json")
     refuse_redirection(config, folder / "tokenizer_config.json")

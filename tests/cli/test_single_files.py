@@ -211,7 +211,7 @@ def test_a_modular_repository_says_what_it_is(tiny_model, prep, photos, tmp_path
     assert "hint: name a repository or directory of the model with model_index.json" in result.err
 
 
-@pytest.mark.parametrize("kind", ["QwenImageEditPipeline", "QwenImageEditPlusPipeline",
+@pytest.mark.parametrize("kind", ["QwenImageEditPipeline", "QwenImageEditInpaintPipeline",
                                   "FluxFillPipeline", "StableDiffusionXLInpaintPipeline", "FluxControlPipeline",
                                   "StableDiffusionInstructPix2PixPipeline", "StableDiffusionXLImg2ImgPipeline"])
 def test_a_pipeline_that_edits_says_what_it_is(tiny_model, prep, photos, tmp_path, kind):

@@ -30,6 +30,8 @@ class Case:
     cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
     shown: Callable[[Sequence[Any]], dict[str, Any]] = lambda pictures: {"image": list(pictures)}  # as conditions
     sizes_shown: Sequence[tuple[int, int]] = ()  # of such pictures
+    stretched: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # for the VAE
+    seen: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # for the text encoder
     rtol: float = 0.0  # of a picture from cached rows
     surrounding: int = 0  # most tokens in a whole row besides the longest tokenizer's, and besides padding
     padded_left: bool = False
@@ -124,6 +126,41 @@ def chroma_mended(pipeline: Any) -> None:
     pipeline._get_t5_prompt_embeds = masked
 
 
+def edit_mended(pipeline: Any) -> None:
+    """Lets a pipeline that insists on pictures do without, as Qwen-Image's; gives the VAE small ones, by the square of
+    `EDIT_SIDE`; and tells the text encoder which tokens are pictures, as transformers 5 asks."""
+    from diffusers import QwenImagePipeline
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as module
+
+    kind = type(pipeline)
+
+    def call(self: Any, image: Any = None, prompt: Any = None, negative_prompt: Any = None, **options: Any) -> Any:
+        if image is not None:
+            module.VAE_IMAGE_SIZE, usual = EDIT_SIDE**2, module.VAE_IMAGE_SIZE
+            try:
+                return kind.__call__(self, image=image, prompt=prompt, negative_prompt=negative_prompt, **options)
+            finally:
+                module.VAE_IMAGE_SIZE = usual
+        plain = QwenImagePipeline(**{name: part for name, part in self.components.items()
+                                     if name != "processor"})
+        plain.set_progress_bar_config(disable=True)
+        texts = {"": prompt} | ({} if negative_prompt is None else {"negative_": negative_prompt})
+        for before, words in texts.items():
+            found, _ = self.encode_prompt(words, device="cpu")
+            options[f"{before}prompt_embeds"] = found
+        return plain(**options)
+
+    def told(_: Any, args: Any, named: dict[str, Any]) -> Any:
+        places = named["input_ids"] == pipeline.processor.image_token_id
+        return args, {**named, "mm_token_type_ids": places.int()}
+
+    pipeline.text_encoder.register_forward_pre_hook(told, with_kwargs=True)
+    pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+EDIT_SIDE = 64
+
+
 def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Leaves of Llama's layers those that HiDream's transformer looks up."""
     name = "encoder_hidden_states_llama3"
@@ -162,6 +199,11 @@ CASES = [
     Case(family="qwenimage", build="qwenimage", unguided={"true_cfg_scale": 1.0},
          guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
          normalized=by_channel),
+    *(Case(family="qwenimage_edit", build="qwenimage_edit", options=options, unguided={"true_cfg_scale": 1.0},
+           guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
+           normalized=by_channel, mended=edit_mended, sizes_shown=[(96, 64), (32, 128)],
+           stretched={(96, 64): (64, 64), (32, 128): (32, 128)}, seen={(96, 64): (480, 320), (32, 128): (192, 768)})
+      for options in ({}, {"zero_cond_t": True})),
     Case(family="flux2", build="flux2", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
          packed=flux2_patched, normalized=by_batch_norm, surrounding=300, padded_left=True,  # the system's message
          sizes_shown=ODD),

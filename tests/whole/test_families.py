@@ -43,7 +43,7 @@ from prep.manifest.document import read_manifest
 from prep.models.denoiser.samplers import samplers
 from prep.models.denoiser.trainable import missing_files
 from prep.models.families.registry import FAMILIES
-from prep.models.family import Conditions
+from prep.models.family import Conditions, TextOptions
 from prep.models.pipeline import scheduler_config
 from prep.training.schema import Sampling
 from train.check import check
@@ -328,6 +328,23 @@ def noise(rows: Rows, side: int = 64) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(5).standard_normal((1, facts["channels"], cells, cells), np.float32))
 
 
+def seen(case: Case, made: Path, caption: str, shown: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The text row of a caption with these pictures, as it would be cached."""
+    from prep.models.text.encoder import TextEncoder
+
+    family = FAMILIES[case.family]
+    encoder = TextEncoder(made.parent / "model", family, TextOptions(max_length=family.text.max_length), device="cpu",
+                          compute="float32", dtype="float32")
+    row = encoder.encode_seen(caption, [np.asarray(stretched(picture, case.seen[picture.size]))
+                                        for picture in shown["image"]])
+    assert row is not None
+    return {name: torch.from_numpy(array)[None] for name, array in row.items()}
+
+
+def stretched(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    return picture.resize(size, Image.Resampling.LANCZOS)
+
+
 @pytest.mark.parametrize("caption", CAPTIONS[:2], ids=["short", "long"])
 def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe, caption):
     rows = Rows(open_index(read_manifest(made)))
@@ -341,8 +358,9 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe
         time = pipe.scheduler.sigmas[:1] if flow else pipe.scheduler.timesteps[:1]
         sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
         with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
+            text = seen(case, made, caption, shown) if case.seen and shown else text_of(rows, caption)
             ours.family.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
-                               Conditions(text=text_of(rows, caption), sizes_B6=sizes, references=references))
+                               Conditions(text=text, sizes_B6=sizes, references=references))
         mine, usual = case.cut(said[0]), case.cut(asked[0])
         assert mine.keys() == usual.keys()
         for name in mine:
@@ -362,7 +380,10 @@ def shown_of(case: Case, made: Path, pipe: Any) -> Iterator[tuple[dict[str, Any]
     for number, (width, height) in enumerate(case.sizes_shown):
         path = draw(made.parent / "shown" / f"{number}.png", (width, height), seed=50 + number)
         pictures.append(Image.open(path).convert("RGB"))
-        pixels = pixels_of(pictures[-1], (width // 16 * 16, height // 16 * 16))
+        if case.stretched:
+            pixels = pixels_of(whole := stretched(pictures[-1], case.stretched[width, height]), whole.size)
+        else:
+            pixels = pixels_of(pictures[-1], (width // 16 * 16, height // 16 * 16))
         with torch.no_grad():
             latents.append(facts.normalize(case.encode(pipe.vae, pixels)))
         yield case.shown(pictures), tuple(latents)
@@ -376,7 +397,9 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made, ours, pipe):
     for given, references in shown_of(case, made, pipe):
         if references:
             stored = latents_of(index.manifest).restore
-            prompts.append(replace(prompts[1], references=tuple(map(stored, references))))
+            texts = {} if not case.seen else {name: seen(case, made, words, given) for name, words in (
+                ("positive", prompts[1].prompt), ("negative", CAPTIONS[2]))}
+            prompts.append(replace(prompts[1], references=tuple(map(stored, references)), **texts))
             negatives.append(CAPTIONS[2])
             shown.append(given)
     with tiny_pipelines.known_warnings():
@@ -580,8 +603,6 @@ def loss_by_hand(ours: Any, pipe: Any, model: Any, latent: torch.Tensor, batch: 
 
 
 def options_for(ours: Any) -> Any:
-    from prep.models.family import TextOptions
-
     return TextOptions(max_length=ours.family.text.max_length)
 
 

@@ -14,6 +14,7 @@ from prep.progress import Progress, silent
 from prep.training.interval import INTERVALS
 from prep.training.schema import Config
 from train.check.data import (
+    check_dropout,
     check_interval,
     check_masks,
     check_schedule,
@@ -52,8 +53,9 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
     if index is not None:
         with Noting(faults):
             shards = check_shards(index)
-        with Noting(faults):
-            check_masks(index, config)
+        for look in (check_masks, check_dropout):
+            with Noting(faults):
+                look(index, config)
         with Noting(faults):
             plan = plan_of(index, config, planned)
         with Noting(faults):

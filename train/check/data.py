@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted
-from prep.loader.draws import accumulates
+from prep.loader.draws import accumulates, require_shown
 from prep.loader.index import Index
 from prep.training.interval import interval_of
 from prep.training.schema import Config
 from train.config.load import by_name
 from train.optim.schedule import warmup_steps
+from train.setup import dropout_of
 
 
 def check_masks(index: Index, config: Config) -> None:
@@ -20,6 +21,11 @@ def check_masks(index: Index, config: Config) -> None:
     if config.loss.masked is True and "mask" in index.manifest.fields and not index.masked:
         raise CacheError(f"the settings ask for masked loss, but none of the {len(index.samples)} samples has a mask",
                          hint="--no-masked, or add masks at the paths in the recipe and run prep encode again")
+
+
+def check_dropout(index: Index, config: Config) -> None:
+    """Raises `ConfigError` if references are to be dropped that text rows show."""
+    require_shown(index, dropout_of(config))
 
 
 def uses_masks(index: Index, config: Config) -> bool:

@@ -8,22 +8,24 @@ warnings name lines, and a prompt's text is shown only if the cache has its row.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prep.cache.ledger.ledger import ledger_at_hand
+from prep.cache.ledger.ledger import Ledger, ledger_at_hand
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
 from prep.formatting import counted
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
-from prep.keys import negative_key, text_key
+from prep.geometry import Size
+from prep.keys import negative_key, text_key, unconditional_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
+from prep.manifest.consistency import seen_ways
 from prep.manifest.document import Manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays
@@ -77,7 +79,6 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
     """Up to four distinct captions as prompts, with the references of their samples, and their role: "validation", or
     "training" if no sample is held out."""
-    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
     texts, prompts = index.samples.texts, dict[tuple[str, tuple[RowRef, ...]], PromptRows]()
     held_out = any(len(members) for members in index.validation)
     for members in index.validation if held_out else index.training:
@@ -88,7 +89,7 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
                 place = index.ref(int(texts["shard"][first]), int(texts["row"][first]))
                 target, references = _pictures_of(index, sample)
                 prompts.setdefault((captions[0], references), PromptRows(
-                    prompt=captions[0], positive=place, negative=unconditional, references=references,
+                    prompt=captions[0], positive=place, negative=index.unconditional(sample), references=references,
                     target=target if references else None))
     return tuple(prompts.values()), "validation" if held_out else "training"
 
@@ -155,39 +156,37 @@ def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigEr
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> CurrentPrompts:
     """The prompts of the file at `path` that have rows; warnings for the rest."""
-    context, prompts = index.manifest.fields["text"].context, list(prompts)
-    texts = {prompt: {text_key(prompt.text, context): (prompt.text, False)} for prompt in prompts}
-    for prompt in prompts:
-        if prompt.negative is not None:
-            texts[prompt].setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
-    wanted = {key: text for each in texts.values() for key, text in each.items()}
-    ledger = ledger_at_hand(index.cache)
+    prompts, ledger = list(prompts), ledger_at_hand(index.cache)
+    found = {prompt: references_of(index, prompt, path.parent) for prompt in prompts}
+    texts = {prompt: texts_of(index, prompt, found[prompt], ledger) for prompt in prompts}
+    wanted = {text.key: text for each in texts.values() for text in each}
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
+    rows[unconditional_key(index.manifest.fields["text"].context)] = index.unconditional()
     if encoded is not None:
-        rows |= encoded([key for key in wanted if key not in rows])
-    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
+        rows |= encoded([key for key, text in wanted.items() if key not in rows and not text.seeing])
     command = prompts_command(index.manifest, path)
-    to_encode, references = f"; to encode it, run {command}", dict[Prompt, list[RowRef]]()
+    to_encode, references = f"; to encode it, run {command}", dict[Prompt, list[Encoded]]()
     lacks = dict[Prompt, str]()
     for prompt in prompts:
-        if not texts[prompt].keys() <= rows.keys():
+        if not all(text.key in rows for text in texts[prompt]):
             lacks[prompt] = f"no text row yet and is skipped{to_encode}"
         elif (count := len(prompt.references)) > (most := most_references(index)):
             lacks[prompt] = f"{counted(count, 'reference')}, of which its model takes {most}, and is skipped"
-        elif None in (found := references_of(index, prompt, path.parent)):
+        elif None in found[prompt]:
             lacks[prompt] = f"a reference that is not encoded and is skipped{to_encode}"
         else:
-            references[prompt] = [ref for ref in found if ref is not None]
-    complete = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
-                           negative=unconditional if prompt.negative is None
-                           else rows[negative_key(prompt.negative, context)],
-                           references=tuple(references[prompt])) for prompt in prompts if prompt in references]
+            references[prompt] = [each for each in found[prompt] if each is not None]
+    complete = [PromptRows(prompt=prompt.text, positive=rows[texts[prompt][0].key], settings=prompt.settings,
+                           negative=rows[texts[prompt][1].key],
+                           references=tuple(each.latent for each in references[prompt]))
+                for prompt in prompts if prompt in references]
     warnings = [f"the prompt in line {prompt.line} of {path} has {what}"
                 for prompt, what in list(lacks.items())[:WARNINGS]]
     if len(lacks) > WARNINGS:
         warnings.append(f"{len(lacks) - WARNINGS} more prompts of {path} have rows that are not encoded yet")
     return CurrentPrompts(prompts=tuple(complete), warnings=tuple(warnings),
-                          lacking={key: text for key, text in wanted.items() if key not in rows})
+                          lacking={key: (text.words, text.negative) for key, text in wanted.items()
+                                   if key not in rows and not text.seeing and text.words is not None})
 
 
 def most_references(index: Index) -> int:
@@ -196,12 +195,46 @@ def most_references(index: Index) -> int:
     return 0 if facts is None else facts.most
 
 
-def references_of(index: Index, prompt: Prompt, folder: Path) -> list[RowRef | None]:
-    """The rows of the pictures that a prompt names, relative to `folder`: of those that the manifest's prompts and
-    samples have as references, told by their bytes; `None` for each other. No picture is decoded here."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptText:
+    """A text row of a prompt."""
+
+    key: str
+    words: str | None  # None: no prompt
+    negative: bool
+    seeing: bool  # whether it is of a text with pictures: none is encoded here
+
+
+def texts_of(index: Index, prompt: Prompt, references: Sequence[Encoded | None], ledger: Ledger) -> list[PromptText]:
+    """The text rows of a prompt, and of its negative; of the keys that they may have with transparent pictures, those
+    that the cache has."""
+    context = index.manifest.fields["text"].context
+    ways = seen_ways(index.manifest, [(each.picture, each.size) for each in references if each is not None]) or [()]
+    texts = []
+    for words, negative in ((prompt.text, False), (prompt.negative, True)):
+        keys = [unconditional_key(context, seen) if words is None else
+                (negative_key if negative else text_key)(words, context, seen) for seen in ways]
+        key = next((key for key in keys if ledger.find(key)), keys[0])
+        texts.append(PromptText(key=key, words=words, negative=negative, seeing=bool(ways[0])))
+    return texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A picture whose latent the cache has."""
+
+    picture: str  # digest
+    size: Size
+    latent: RowRef
+
+
+def references_of(index: Index, prompt: Prompt, folder: Path) -> list[Encoded | None]:
+    """The pictures that a prompt names, relative to `folder`: of those that the manifest's prompts and samples have as
+    references, told by their bytes; `None` for each other. No picture is decoded here."""
     if not prompt.references:
         return []
-    known = {each["picture"]: index.ref(each["shard"], each["row"])
+    known = {each["picture"]: Encoded(picture=each["picture"], size=tuple(each["size"]),
+                                      latent=index.ref(each["shard"], each["row"]))
              for sample in index.manifest.document["prompts"]["samples"] for each in sample.get("references", ())}
     digests = [_digest(folder / name) for name in prompt.references]
     if any(digest not in known for digest in digests):
@@ -216,12 +249,14 @@ def _digest(path: Path) -> str:
     return ""
 
 
-def _shown_to_samples(index: Index) -> dict[str, RowRef]:
-    """The rows of all references of samples, as they are and not mirrored, by the digest of the picture."""
+def _shown_to_samples(index: Index) -> dict[str, Encoded]:
+    """All references of samples, as they are and not mirrored, by the digest of the picture."""
     columns = index.samples.references
     places = index.refs(columns["latent_shard"], columns["latent_row"])
-    return {digest: place for digest, place, mirrored in zip(index.samples.reference_digests, places,
-                                                             columns["flip"].tolist(), strict=True) if not mirrored}
+    flips, widths, heights = (columns[name].tolist() for name in ("flip", "width", "height"))
+    return {digest: Encoded(picture=digest, size=(width, height), latent=place)
+            for digest, place, mirrored, width, height in zip(index.samples.reference_digests, places, flips, widths,
+                                                              heights, strict=True) if not mirrored}
 
 
 def _of_manifest(index: Index, why: str) -> CurrentPrompts:

@@ -84,7 +84,8 @@ def _pipeline(denoiser: Denoiser, model: Model, sampler: str | None) -> Any:
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
         options |= {**rescaled(True), "timestep_spacing": "trailing"}
     scheduler = load_scheduler(getattr(diffusers, sampler or sampling.sampler), model, **options)
-    pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
+    pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler},
+                        sampling.pipeline)
     if sampling.vae is not None:
         pipeline.vae = sampling.vae(denoiser.model)
     return pipeline
@@ -129,22 +130,30 @@ def _stored(rows: Rows, place: RowRef | Tensor) -> Tensor:
 def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[None]:
     """Lets the pipeline give the denoiser references, too, inside the `with` block.
 
-    Pipelines take pictures, which they scale, crop and encode as if they were new; these are encoded already.
+    Pipelines take pictures, which they scale, crop and encode as if they were new; these are encoded already. What is
+    predicted of them is cut off: a pipeline from text alone would take it for noise.
     """
     facts = denoiser.family.references
     if facts is None or not references:
         yield
         return
-    append = facts.append
+    append, tokens = facts.append, 0
 
     def given(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        nonlocal tokens
+        tokens = named["hidden_states"].shape[1]
         return args, dict(append(named, references))
 
-    hook = denoiser.model.register_forward_pre_hook(given, with_kwargs=True)
+    def cut(_: Any, args: Any, made: tuple[Tensor]) -> tuple[Tensor]:
+        return (made[0][:, :tokens],)
+
+    hooks = [denoiser.model.register_forward_pre_hook(given, with_kwargs=True),
+             denoiser.model.register_forward_hook(cut)]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:

@@ -14,7 +14,7 @@ from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
 from prep.errors import ConfigError, ModelError
 from prep.formatting import counted, printable_name
-from prep.keys import negative_key, text_key
+from prep.keys import unconditional_key
 from prep.loader.index import Index
 from prep.loader.rows import DTYPES
 from prep.manifest.commands import prompts_command
@@ -25,7 +25,7 @@ from prep.models.files import Model
 from prep.models.loading import quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.recipe.prompts import Prompt
-from train.sampling.prompts import PromptRows, most_references, references_of
+from train.sampling.prompts import Encoded, PromptRows, most_references, references_of, texts_of
 
 
 def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
@@ -36,27 +36,28 @@ def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
     Rows are computed in float32 (T5 and language models: bfloat16) and cast to the cache's dtype. Raises `ModelError`,
     and `ConfigError` for references.
     """
-    references = {prompt: _references(index, prompt) for prompt in prompts}
-    context = index.manifest.fields["text"].context
-    wanted = {text_key(prompt.text, context): (prompt.text, False) for prompt in prompts}
-    for prompt in prompts:
-        if prompt.negative is not None:
-            wanted.setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
     ledger = ledger_at_hand(index.cache)
+    references = {prompt: _references(index, prompt) for prompt in prompts}
+    texts = {prompt: texts_of(index, prompt, references[prompt], ledger) for prompt in prompts}
+    wanted = {text.key: text for each in texts.values() for text in each}
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
+    rows[unconditional_key(index.manifest.fields["text"].context)] = index.unconditional()
     lacking = {key: text for key, text in wanted.items() if key not in rows}
+    if any(text.seeing for text in lacking.values()):
+        command = prompts_command(index.manifest, Path("FILE"))
+        raise ConfigError(f"--prompt has references that the text encoder of family '{index.manifest.family}' sees, "
+                          "expected one whose text is encoded with them",
+                          hint=f"write the prompt into a file, and run {command}")
     if lacking:
-        rows |= dict(zip(lacking, encode_texts(index, model, list(lacking.values()), device), strict=True))
-    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    return tuple(PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)],
-                            negative=unconditional if prompt.negative is None
-                            else rows[negative_key(prompt.negative, context)], settings=prompt.settings,
-                            references=references[prompt])
-                 for prompt in prompts)
+        encoded = encode_texts(index, model, [(text.words or "", text.negative) for text in lacking.values()], device)
+        rows |= dict(zip(lacking, encoded, strict=True))
+    return tuple(PromptRows(prompt=prompt.text, positive=rows[texts[prompt][0].key], settings=prompt.settings,
+                            negative=rows[texts[prompt][1].key],
+                            references=tuple(each.latent for each in references[prompt])) for prompt in prompts)
 
 
-def _references(index: Index, prompt: Prompt) -> tuple[RowRef, ...]:
-    """The rows of the pictures that a prompt names. Raises `ConfigError` if there are too many, or one has no row."""
+def _references(index: Index, prompt: Prompt) -> tuple[Encoded, ...]:
+    """The pictures that a prompt names. Raises `ConfigError` if there are too many, or one has no row."""
     count, most = len(prompt.references), most_references(index)
     if count > most:
         raise ConfigError(f"--prompt has {counted(count, 'reference')}, expected at most {most}, as family "

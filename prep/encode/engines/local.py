@@ -106,7 +106,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, pr
             if job.claims.stopped:
                 break
             encoder.prepare(_captions(job, coming))
-            sink.take(task, text_rows(job, task, encoder), tick, job.device)
+            sink.take(task, text_rows(job, task, encoder, tools), tick, job.device)
     sink.tally.notices += [*encoder.placement.notices, *encoder.compiler.notices]
     sink.tally.note_batches(encoder.batches, "captions", "")
 

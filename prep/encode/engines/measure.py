@@ -12,26 +12,25 @@ from dataclasses import replace
 from typing import Any
 
 from prep.cache.records import Task
-from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job
 from prep.encode.engines.local import pictures_at_once
 from prep.encode.engines.rows import by_kind, latent_rows, mask_row, picture_pixels, text_batches, text_rows
+from prep.encode.engines.tools import Tools
 from prep.encode.forecast.estimate import Measured
 from prep.geometry import Size
 from prep.models.loading import quiet_libraries
 from prep.progress import Progress, phase
-from prep.workers.pool import WorkerPool
 
 TEXTS, MASKS = 32, 8  # rows to encode; pictures: a batch
 
 
 def measure(job: Job, progress: Progress) -> Measured:
     """Runs the encoders on some rows of `job`. Raises `ModelError`, `OutOfMemoryError`."""
-    with WorkerPool(SERVICE) as decoders:
-        return _measured(job, decoders, progress)
+    with Tools(job.jobs) as tools:
+        return _measured(job, tools, progress)
 
 
-def _measured(job: Job, decoders: WorkerPool, progress: Progress) -> Measured:
+def _measured(job: Job, tools: Tools, progress: Progress) -> Measured:
     by_field: dict[str, list[Task]] = {field: [task for task in job.tasks if task.field == field]
                                        for field in ("mask", "text", "latent")}
     quiet_libraries()
@@ -41,7 +40,7 @@ def _measured(job: Job, decoders: WorkerPool, progress: Progress) -> Measured:
     for field, run in (("mask", _masks), ("text", _texts), ("latent", _latents)):
         if by_field[field]:
             with phase(progress, f"measuring {field}"):
-                loaded, took, rows[field] = run(job, by_field[field], decoders)
+                loaded, took, rows[field] = run(job, by_field[field], tools)
             seconds, loading = seconds + loaded + took, loading + loaded
     return Measured(seconds=seconds, loading=loading, memory=peak_memory(job.device), rows=rows)
 
@@ -49,13 +48,13 @@ def _measured(job: Job, decoders: WorkerPool, progress: Progress) -> Measured:
 Took = tuple[float, float, int]  # seconds to load the encoders, and those of all rows; rows that were encoded
 
 
-def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
+def _masks(job: Job, tasks: list[Task], tools: Tools) -> Took:
     keys = [key for task in tasks for key in task.rows]
-    took, made = _timed(lambda: [mask_row(job, job.targets.masks[key], decoders) for key in keys[:MASKS]])
+    took, made = _timed(lambda: [mask_row(job, job.targets.masks[key], tools.workers) for key in keys[:MASKS]])
     return 0.0, took / len(made) * len(keys) / job.jobs, len(made)
 
 
-def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> Took:
+def _texts(job: Job, tasks: list[Task], tools: Tools) -> Took:
     from prep.models.text.encoder import TextEncoder
 
     task = max(tasks, key=lambda each: (job.tokens_of(each) or 0, len(each.rows)))
@@ -66,12 +65,12 @@ def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> Took:
     encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
                           compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
                           compiled=job.compiled, first=batches)
-    count = len(list(text_rows(job, task, encoder)))
+    count = len(list(text_rows(job, task, encoder, tools)))
     took = time.monotonic() - begun - encoder.loading  # not every caption takes the time to load
     return encoder.loading, took / count * sum(len(each.rows) for each in tasks), count
 
 
-def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
+def _latents(job: Job, tasks: list[Task], tools: Tools) -> Took:
     from prep.models.vae import VaeEncoder
 
     def area(task: Task) -> int:
@@ -86,7 +85,8 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
     loading = time.monotonic() - begun
     size = pictures_at_once(job, tasks)
     keys = largest.rows[:size]
-    decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], decoders)) for key in keys])
+    decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], tools.workers))
+                                       for key in keys])
     encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
     return loading, each * sum(area(task) * len(task.rows) for task in tasks) / area(largest), len(keys)

@@ -12,6 +12,7 @@ from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
+from prep.encode.engines.tools import Tools
 from prep.encode.options import TEXT_BATCH
 from prep.encode.targets import Made, PictureTarget, TextTarget
 from prep.findings import Finding
@@ -24,15 +25,27 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 NOT_FINITE = "not-finite"
 
 
-def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
-    """The (key, arrays) of a text task's rows, in order; a `Reject` for one that is not finite."""
+def text_rows(job: Job, task: Task, encoder: Any, tools: Tools) -> Iterator[tuple[str, Made]]:
+    """The (key, arrays) of a text task's rows, in order; a `Reject` for one that is not finite.
+
+    Pictures that the text encoder sees are decoded while it encodes earlier rows of the batch.
+    """
     tokens = job.tokens_of(task)
     for targets in text_batches(job, task):
+        pictures = {target.key: [tools.pool.submit(picture_pixels, job, picture, tools.workers)
+                                 for picture in target.pictures] for target in targets if target.pictures}
         rows: dict[str, Any] = {}
         for keys, captions, negative in by_kind(targets):
             rows |= dict(zip(keys, encoder.encode(captions, tokens, negative=negative), strict=True))
         for target in targets:
-            row = encoder.unconditional(tokens) if target.caption is None else rows[target.key]
+            if target.key in pictures:
+                seen = [future.result() for future in pictures.pop(target.key)]
+                if bad := next((each for each in seen if not isinstance(each, np.ndarray)), None):
+                    yield target.key, bad
+                    continue
+                row = encoder.encode_seen(target.caption, seen, tokens)
+            else:
+                row = encoder.unconditional(tokens) if target.caption is None else rows[target.key]
             yield target.key, row if row is not None else non_finite(target.key, "text row")
 
 
@@ -45,7 +58,7 @@ def by_kind(targets: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str
     """Keys and captions of a batch that are encoded together, and whether they are negative prompts."""
     for negative in (False, True):
         texts = {target.key: target.caption for target in targets
-                 if target.caption is not None and target.negative == negative}
+                 if target.caption is not None and target.negative == negative and not target.pictures}
         if texts:
             yield list(texts), list(texts.values()), negative
 

@@ -166,7 +166,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
 
 
 # Families whose denoisers have the names of another's.
-NAMED_AS: Mapping[str, str] = {"flux2_klein": "flux2", "flux_kontext": "flux"}
+NAMED_AS: Mapping[str, str] = {"flux2_klein": "flux2", "flux_kontext": "flux", "qwenimage_edit": "qwenimage"}
 
 
 def _family(shapes: _Shapes) -> str:

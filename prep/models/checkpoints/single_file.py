@@ -29,7 +29,14 @@ from prep.models.family import Family
 from prep.models.files import ComponentFiles, SingleFile
 from prep.models.fingerprint import text_files
 from prep.models.loading import quiet_libraries
-from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, tokenizer_files, weighted_files
+from prep.models.pipeline import (
+    PROCESSOR,
+    infer_family,
+    pipeline_index,
+    scheduler_config,
+    tokenizer_files,
+    weighted_files,
+)
 from prep.models.text.pipeline import spoken
 from prep.parse import brief
 
@@ -87,7 +94,7 @@ def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
     for component, value in index.items():
         if component in family.components and value not in (None, [None, None]):
             kept[component] = list(class_of(index, component, model))
-            if component.startswith("tokenizer"):
+            if component.startswith("tokenizer") or component == PROCESSOR:
                 _write_small(made / component, tokenizer_files(model, component).small)
             else:
                 found.append(component)

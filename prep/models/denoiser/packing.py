@@ -53,11 +53,11 @@ def with_references(given: Mapping[str, Any], references: Sequence[Tensor], *, a
     places = [positions(latent_BChw, given["img_ids"].shape[-1]) for latent_BChw in references]
     for number, place in enumerate(places, 1):
         place[:, 0] = apart * number
-    return {**given, "hidden_states": _joined(given["hidden_states"], [pack(latent) for latent in references]),
-            "img_ids": _joined(given["img_ids"], places)}
+    return {**given, "hidden_states": joined(given["hidden_states"], [pack(latent) for latent in references]),
+            "img_ids": joined(given["img_ids"], places)}
 
 
-def _joined(first: Tensor, others: Sequence[Tensor]) -> Tensor:
+def joined(first: Tensor, others: Sequence[Tensor]) -> Tensor:
     """[…, N, D], by all N: like `torch.cat`, but the facts of families are read without torch."""
     count = first.shape[-2]
     whole = first.new_empty((*first.shape[:-2], sum(each.shape[-2] for each in (first, *others)), first.shape[-1]))

@@ -90,7 +90,12 @@ def text_peak(model: Model, family: Family, options: TextOptions, compute: str, 
             tokens = torch.zeros((1, length), dtype=torch.int64)
             return encoder(tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=layers)
 
-        _, moving = _counted(kind, each, partial(kind, configs[name]), DTYPES[compute], encode)
+        count = partial(_counted, kind, each, partial(kind, configs[name]), DTYPES[compute])
+        _, moving = count(encode)
+        if family.text.vision is not None and family.references is not None:  # such a row is encoded alone
+            tokens = family.references.most * family.text.vision.tokens
+            _, alone = count(partial(encode, length=length + tokens))
+            moving = max(moving, alone // (most_captions(options.quantization) or batch))
         weights = encoder_bytes(kind.__name__, shapes_in(each.tensors), options.quantization,
                                 DTYPES[compute].itemsize)
         found.append(Peak(name=spoken(name), weights=weights, each=moving))

@@ -76,10 +76,19 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: 
     count, _, height, width = noised_BChw.shape
     hidden_BLD, mask_BL = padding.cut(conditions.text, "hidden")
     shape = (1, height // packing.PATCH, width // packing.PATCH)
-    packed = transformer(
-        hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,
-        encoder_hidden_states_mask=mask_BL, img_shapes=[[shape]] * count, return_dict=False)[0]
-    return packing.unpack(packed, (width, height))
+    given = append({"hidden_states": packing.pack(noised_BChw), "img_shapes": [[shape]] * count}, conditions.references)
+    packed = transformer(**given, timestep=sigma_B, encoder_hidden_states=hidden_BLD,
+                         encoder_hidden_states_mask=mask_BL, return_dict=False)[0]
+    return packing.unpack(packed[:, :shape[1] * shape[2]], (width, height))
+
+
+def append(given: Mapping[str, Any], references: Sequence[Tensor]) -> Mapping[str, Any]:
+    """The transformer's arguments with references [B, C, h, w] behind the noise, for models that take them."""
+    if not references:
+        return given
+    shapes = [(1, latent.shape[-2] // packing.PATCH, latent.shape[-1] // packing.PATCH) for latent in references]
+    return {**given, "img_shapes": [[*sample, *shapes] for sample in given["img_shapes"]],
+            "hidden_states": packing.joined(given["hidden_states"], [packing.pack(latent) for latent in references])}
 
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:

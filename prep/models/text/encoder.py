@@ -125,6 +125,19 @@ class TextEncoder:
                 for caption, row in zip(captions, rows, strict=True)]
 
     @torch.inference_mode()
+    def encode_seen(self, caption: str | None, pictures: Sequence[Any], tokens: int | None = None) -> Arrays | None:
+        """One row, of a caption or no prompt, with the pictures (uint8 [H, W, 3]) that the encoder sees; as above."""
+        vision = self._family.text.vision
+        assert vision is not None, "other families have no such rows"
+
+        def forward() -> list[TextRow]:
+            return _on_host([self._encoders.run(lambda: vision.encode(
+                self._pipeline, caption, pictures, self._options, self._device))])
+
+        row = self.batches.one(forward, CAPTION)
+        return self._stored_row(row, tokens) or self._again(forward, tokens)
+
+    @torch.inference_mode()
     def unconditional(self, tokens: int | None = None) -> Arrays | None:
         """The row that the pipeline itself uses without a negative prompt; `None` as for captions."""
         row = self.batches.one(self._negative, CAPTION)

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
+from prep.geometry import Size
 from prep.models.components import class_of
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
 from prep.models.files import Model
@@ -80,6 +82,14 @@ class LengthCounter:
                                                   negative=negative)
             groups += [self._group(row) for row in rows]
         return groups
+
+    @torch.inference_mode()
+    def seen(self, caption: str | None, sizes: Sequence[Size]) -> int:
+        """The same for a caption, or no prompt, with pictures of these sizes."""
+        assert self._family.text.vision is not None, "other families have no such rows"
+        blank = [np.zeros((height, width, 3), np.uint8) for width, height in sizes]
+        return self._group(self._family.text.vision.encode(self._pipeline, caption, blank, self._options,
+                                                           torch.device("cpu")))
 
     @torch.inference_mode()
     def unconditional(self) -> int:

@@ -18,10 +18,11 @@ from prep.models.family import Family
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
-from prep.models.pipeline import pipeline_index
+from prep.models.pipeline import PROCESSOR, pipeline_index
 from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, encoder_bytes, is_quantized
 from prep.models.text.tokenizer import load_tokenizer
+from prep.models.text.vision import load_processor
 
 CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
@@ -66,11 +67,15 @@ def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, A
         tokenizer = tokenizers.get(tokenizer_name(name))
         if tokenizer is not None and _class_of(index, name, model, family).startswith("CLIPText"):
             _check_length(tokenizer, encoder, name, model)
+    if PROCESSOR in tokenizers:  # it has a tokenizer of its own, and the pipeline asks no other
+        tokenizers["tokenizer"] = tokenizers[PROCESSOR]
+        tokenizers[PROCESSOR] = load_processor(files.tokenizers[PROCESSOR], tokenizers[PROCESSOR])
     return tokenizers
 
 
-def assemble(model: Model, family: Family, parts: Mapping[str, Any]) -> Any:
-    """The family's pipeline of `parts`; every other component is `None`. Plain values come from model_index.json.
+def assemble(model: Model, family: Family, parts: Mapping[str, Any], instead: str | None = None) -> Any:
+    """The family's pipeline of `parts`, or one of the class `instead`; every other component is `None`. Plain values
+    come from model_index.json.
 
     For a missing denoiser, the pipeline has those values of its config on which text depends.
     """
@@ -78,7 +83,7 @@ def assemble(model: Model, family: Family, parts: Mapping[str, Any]) -> Any:
     name = index.get("_class_name")
     # A model may name a pipeline by a name that this release of diffusers no longer has.
     known = name in family.pipelines and hasattr(diffusers, str(name))
-    kind = getattr(diffusers, str(name) if known else family.pipelines[0])
+    kind = getattr(diffusers, instead or (str(name) if known else family.pipelines[0]))
     parameters = inspect.signature(kind.__init__).parameters.values()
     components = {parameter.name: parts.get(parameter.name) for parameter in parameters
                   if _is_component(parameter, index)}

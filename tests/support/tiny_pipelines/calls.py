@@ -13,6 +13,9 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
+import transformers
+
+from tiny_pipelines import tokenizers
 
 _untyped: Any = diffusers  # its constructors have no type annotations
 
@@ -39,6 +42,9 @@ def load(folder: Path, **options: Any) -> Any:
     """
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, part in index.items() if part == [None, None]}
+    if "processor" in index:  # diffusers would load that of videos, too, which needs torchvision
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "processor")
+        options = {"processor": tokenizers.qwen2_vl_processor(tokenizer)} | options
     with known_warnings():
         pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
     pipeline.set_progress_bar_config(disable=True)

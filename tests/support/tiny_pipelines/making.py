@@ -11,13 +11,21 @@ import torch
 from tiny_pipelines.calls import known_warnings
 from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, flux_kontext, ovis
 from tiny_pipelines.families.further import auraflow, cogview4, ernie, hidream, krea2
-from tiny_pipelines.families.single_encoder import lumina2, pixart_alpha, pixart_sigma, qwenimage, sana, zimage
+from tiny_pipelines.families.single_encoder import (
+    lumina2,
+    pixart_alpha,
+    pixart_sigma,
+    qwenimage,
+    qwenimage_edit,
+    sana,
+    zimage,
+)
 from tiny_pipelines.families.stable_diffusion import sd3, sd15, sd21, sdxl
 
 FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
-    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, qwenimage, zimage, chroma,
-                   pixart_alpha, pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream)
+    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, qwenimage, qwenimage_edit, zimage,
+                   chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream)
 }
 SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
 

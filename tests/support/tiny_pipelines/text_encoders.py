@@ -85,13 +85,16 @@ def glm(tokenizer: Any) -> Any:
 # ---- models that see pictures, too; of these, pipelines from text use the language part --------------------------
 
 
-def qwen25_vl(tokenizer: Any) -> Any:
+def qwen25_vl(tokenizer: Any, *, patch: int = 2) -> Any:
     """Qwen2.5-VL: its positions have three axes, whose sections add up to half the width of a head."""
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1_000_000.0}
     text = language_model_sizes(tokenizer, layers=2) | {"rope_parameters": rope}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH,
-              "patch_size": 2, "fullatt_block_indexes": [0]}
-    config = _untyped.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+              "patch_size": patch, "fullatt_block_indexes": [0]}
+    marks = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in (
+        ("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end"))}
+    config = _untyped.Qwen2_5_VLConfig(text_config=text, vision_config=vision,
+                                       **{name: token for name, token in marks.items() if token is not None})
     return _untyped.Qwen2_5_VLForConditionalGeneration(config)
 
 

@@ -17,6 +17,7 @@ PRINTABLE = tuple(chr(code) for code in range(33, 127))  # ASCII, without the sp
 WORD_MARK = "\u2581"  # what SentencePiece writes for a space
 
 CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SEEING = (*CHAT, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 THINKING = (*CHAT, "<think>", "</think>")
 
 # ChatML, as Qwen's own template writes plain messages; turned-off thinking is an empty thought, as in Qwen3's.
@@ -78,6 +79,25 @@ def qwen(special: Sequence[str] = CHAT, *, template: str = CHAT_TEMPLATE, pad_si
     tokenizer.add_tokens(list(special), special_tokens=True)
     tokenizer.chat_template = template
     return tokenizer
+
+
+def qwen25_vl() -> Any:
+    """Qwen2.5-VL's, with the marks around pictures."""
+    return qwen(SEEING, end="<|im_end|>")
+
+
+def qwen2_vl_processor(tokenizer: Any) -> Any:
+    """Qwen2-VL's processor, without that for videos, which needs torchvision; four tokens for a picture."""
+    made = object.__new__(_untyped.Qwen2VLProcessor)
+    made.tokenizer, made.chat_template = tokenizer, None
+    made.image_processor = _untyped.Qwen2VLImageProcessorPil(size={"shortest_edge": 28**2, "longest_edge": 64**2})
+    for kind in ("image", "video"):
+        token = f"<|{kind}_pad|>"
+        setattr(made, f"{kind}_token", token)
+        setattr(made, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+    made.save_pretrained = lambda folder, **_: [part.save_pretrained(folder) for part in (tokenizer,
+                                                                                          made.image_processor)]
+    return made
 
 
 def llama() -> Any:

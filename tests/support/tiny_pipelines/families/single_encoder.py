@@ -84,6 +84,15 @@ def qwenimage() -> Any:
     )
 
 
+def qwenimage_edit(zero_cond_t: bool = False) -> Any:
+    """Qwen-Image-Edit 2509, whose text encoder sees pictures; `zero_cond_t`: 2511, to which they are free of noise."""
+    parts, tokenizer = qwenimage().components, tokenizers.qwen25_vl()
+    transformer = _untyped.QwenImageTransformer2DModel.from_config(parts["transformer"].config, zero_cond_t=zero_cond_t)
+    return _untyped.QwenImageEditPlusPipeline(**parts | {
+        "tokenizer": tokenizer, "text_encoder": text_encoders.qwen25_vl(tokenizer, patch=14),
+        "processor": tokenizers.qwen2_vl_processor(tokenizer), "transformer": transformer})
+
+
 def zimage() -> Any:
     """Z-Image: Qwen3; its transformer takes a list of pictures and a list of texts, and pads both itself."""
     tokenizer = tokenizers.qwen3()

@@ -1,0 +1,63 @@
+"""Reads texts with pictures for text encoders that see, as their processors do: placeholders become a token for each
+part of a picture.
+
+transformers' own processor also reads videos, which needs torchvision. Its preparation of pictures by Pillow does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import transformers
+from transformers import BatchFeature
+
+from prep.errors import ModelError
+from prep.models.files import ComponentFiles
+from prep.models.loading import load_part
+from prep.models.text.places import PLACE
+
+MOST_PARTS = 1 << 14  # of a picture of 1024 x 1024 pixels; Qwen2.5-VL makes 5329 of it, before it joins four
+
+
+class SeeingProcessor:
+    """What a pipeline calls as its `processor`: `Qwen2VLProcessor` for texts and pictures.
+
+    `room`: tokens of a text that are kept, beside those of pictures; `None`: all.
+    """
+
+    def __init__(self, tokenizer: Any, pictures: Any) -> None:
+        self.tokenizer, self.room = tokenizer, None
+        self._pictures = pictures
+
+    room: int | None
+
+    def __call__(self, text: Sequence[str], images: Any = None, padding: bool = True,
+                 return_tensors: str = "pt") -> Any:
+        """Token ids and mask [B, L] of texts; with pictures, uint8 [H, W, 3] each, in the order of their places in the
+        one text, also their parts and the numbers of them."""
+        seen, texts, beside = {}, list(text), 0
+        if images:
+            seen = self._pictures(images=list(images), input_data_format="channels_last", return_tensors=return_tensors)
+            joined = self._pictures.merge_size ** 2
+            counts = [int(grid.prod()) // joined for grid in seen["image_grid_thw"]]
+            pieces = texts[0].split(PLACE, len(counts))
+            texts = ["".join(piece + PLACE * count for piece, count in zip(pieces, counts, strict=False)) + pieces[-1]]
+            beside = sum(counts)
+        cut = {} if self.room is None else {"truncation": True, "max_length": self.room + beside}
+        read = self.tokenizer(texts, padding=padding, return_tensors=return_tensors, **cut)
+        return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], **seen})
+
+
+def load_processor(files: ComponentFiles, tokenizer: Any) -> SeeingProcessor:
+    """The processor of these files around their tokenizer. Raises `ModelError`."""
+    pictures = load_part(transformers.Qwen2VLImageProcessorPil, files, "processor")
+    try:
+        parts = pictures.get_number_of_image_patches(1024, 1024)
+        joins = pictures.merge_size ** 2
+    except Exception as error:  # of a library, for broken configs nearly any
+        raise ModelError(f"the processor in {files.folder} cannot prepare a picture: {error!r}") from None
+    if not 0 < parts <= MOST_PARTS or parts % joins:
+        raise ModelError(f"the processor in {files.folder} makes {parts} parts of a picture of 1024x1024 pixels, "
+                         f"expected at most {MOST_PARTS}, a multiple of {joins}")
+    return SeeingProcessor(tokenizer, pictures)
