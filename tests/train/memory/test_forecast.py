@@ -18,7 +18,7 @@ from prep.models.device.counting import Counted
 from train.memory import forecast as module
 from train.memory.forecast import blocks_offloaded, changed_by, forecast, recomputing, spelled, ways
 from train.memory.room import room_of
-from train.memory.step import Taken
+from train.memory.step import INPUTS, SLOTS, Taken, count
 from train.parallel.ranks import Ranks
 
 GIB = 1 << 30
@@ -62,6 +62,14 @@ def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
     assert told(setup, 12 * GIB)[2:] == [({**free, "micro_batch": 1}, 12 * GIB, True)]
     least = told(setup, GIB)[-1]
     assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
+
+
+def test_references_are_counted_among_the_inputs(make, setup_of):
+    """At their own sizes, in the dtype of the cache, of each sample of the largest pass."""
+    alone, more = (count(setup_of(make(references=sizes), steps=2, batch_size=2), room_of("cpu", GIB)).parts[INPUTS]
+                   for sizes in ((), ((64, 64), (48, 32))))
+    cells, channels, samples, bytes_each = (64 * 64 + 48 * 32) // 8**2, 4, 2, 2
+    assert more - alone == SLOTS * cells * channels * samples * bytes_each
 
 
 def test_auto_recomputes_where_a_pass_would_fail_without(make, setup_of, figured):
