@@ -12,11 +12,18 @@ from prep.cli.console import put
 
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty directory", show_default=False)],
+    pairs: Annotated[bool, typer.Option("--pairs", help="edit training: pictures that were made from others, and a "
+                                        "model that takes those as references")] = False,
 ) -> None:
     """Write a small dataset, a tiny model and recipes to try. Nothing is downloaded."""
     from prep.demo import write_demo
     from prep.fs.place import require_local
 
     require_local(directory, "DIR")
-    write_demo(directory)
-    put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")
+    if pairs:
+        from prep.models.loading import quiet_libraries
+
+        quiet_libraries()
+    write_demo(directory, pairs=pairs)
+    what = "pairs of pictures" if pairs else "pictures"
+    put(f"wrote {what}, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")

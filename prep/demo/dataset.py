@@ -112,7 +112,7 @@ def write_dataset(root: Path, *, count: int = 48, seed: int = 0) -> None:
         _write_photo(root / "photos", photo)
     _write_broken(root / "photos" / "broken", seed)
     for name, text in (("dataset.toml", DATASET_TOML), ("train.toml", TRAIN_TOML), ("prompts.txt", PROMPTS)):
-        _write(root / name, text.encode())
+        write_file(root / name, text.encode())
 
 
 def photos(count: int, seed: int) -> Iterator[Photo]:
@@ -138,10 +138,10 @@ def _write_photo(folder: Path, photo: Photo) -> None:
         shape=photo.shape, color=photo.color, ground=photo.ground, size=photo.size, seed=photo.seed
     )
     stem = folder / photo.stem
-    _write(stem.with_suffix(photo.suffix), as_file(picture, photo.suffix))
-    _write(stem.with_suffix(photo.sidecar), f"{caption(photo.color, photo.shape, photo.ground)}\n".encode())
+    write_file(stem.with_suffix(photo.suffix), as_file(picture, photo.suffix))
+    write_file(stem.with_suffix(photo.sidecar), f"{caption(photo.color, photo.shape, photo.ground)}\n".encode())
     if photo.masked:
-        _write(stem.with_name(f"{stem.name}-masklabel.png"), as_file(mask, ".png"))
+        write_file(stem.with_name(f"{stem.name}-masklabel.png"), as_file(mask, ".png"))
 
 
 def _write_broken(folder: Path, seed: int) -> None:
@@ -160,12 +160,13 @@ def _write_broken(folder: Path, seed: int) -> None:
         ("no-caption.png", as_file(uncaptioned, ".png"), None),
         ("other-mask.png", as_file(masked, ".png"), words),
     ):
-        _write(folder / name, data)
+        write_file(folder / name, data)
         if text is not None:
-            _write((folder / name).with_suffix(".txt"), text)
-    _write(folder / "other-mask-masklabel.png", as_file(mask.crop((0, 0, 112, 56)), ".png"))
+            write_file((folder / name).with_suffix(".txt"), text)
+    write_file(folder / "other-mask-masklabel.png", as_file(mask.crop((0, 0, 112, 56)), ".png"))
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file, in directories that are made for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

@@ -30,10 +30,14 @@ _FINER = 4  # shapes are drawn at four times the size and averaged down, for smo
 
 
 def draw_picture(
-    *, shape: str, color: str, ground: str, size: tuple[int, int], seed: int
+    *, shape: str, color: str, ground: str, size: tuple[int, int], seed: int, alike: bool = False
 ) -> tuple[Image.Image, Image.Image]:
-    """An RGB picture of `size` (width, height) and its mask (L, 255 inside the shape)."""
-    rng = np.random.default_rng((seed, *(ord(letter) for letter in f"{shape} {color} {ground}"), *size))
+    """An RGB picture of `size` (width, height) and its mask (L, 255 inside the shape).
+
+    With `alike`, pictures that differ in color alone have all else in common: place, turn, ground.
+    """
+    words = f"{shape} {ground}" if alike else f"{shape} {color} {ground}"
+    rng = np.random.default_rng((seed, *(ord(letter) for letter in words), *size))
     ground_HW3 = _ground(ground, size, rng)
     mask = _mask(shape, size, rng)
     alpha_HW1 = np.asarray(mask, np.float32)[..., None] / 255

@@ -76,7 +76,7 @@ def write_pipeline(out: Path, parts: Networks, *, dtype: torch.dtype) -> None:
     for name, part in (("vae", parts.vae), ("text_encoder", parts.text), ("unet", parts.unet)):
         part.save_pretrained(out / name)
         _store_as(out / name, dtype)
-        _forget_origin(out / name / "config.json")
+        forget_origin(out / name / "config.json")
     index = {"_class_name": "StableDiffusionPipeline", "_diffusers_version": diffusers.__version__, **_COMPONENTS}
     (out / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
@@ -92,7 +92,7 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
         save_file(weights, path, metadata={"format": "pt"})
 
 
-def _forget_origin(config: Path) -> None:
+def forget_origin(config: Path) -> None:
     """Removes `_name_or_path` from the network's config: it is a path of the maker's machine."""
     values = {key: value for key, value in json.loads(config.read_text(encoding="utf-8")).items()
               if key != "_name_or_path"}  # fmt: skip
