@@ -143,7 +143,17 @@ def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) ->
                              "a model: [model] in a recipe names it")
     return (*recipe.notes, *notices, *prior_notes(_role_repeats(recipe, surveyed.items, roles, bucketing)[1]),
             *(f"note: {'' if finding.path == '.' else f'{finding.path}: '}{finding.detail}" for finding in unused),
-            *_unread_repeats(recipe, surveyed.items), *_chosen(recipe, surveyed))
+            *_without_references(recipe, surveyed.items), *_unread_repeats(recipe, surveyed.items),
+            *_chosen(recipe, surveyed))
+
+
+def _without_references(recipe: Recipe, items: Sequence[KnownItem]) -> Iterator[str]:
+    """A note on each source of which some pictures have references, and others have none."""
+    bare = Counter(item.item.source for item in items if not item.references)
+    for source, count in sorted(Counter(item.item.source for item in items).items()):
+        if 0 < bare[source] < count:
+            yield (f"note: {printable_name(recipe.sources[source].path.name)}: {grouped(bare[source])} of "
+                   f"{counted(count, 'picture')} have no references, and train without any")
 
 
 def _role_repeats(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],

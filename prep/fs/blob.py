@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO
 
 from prep.fs.place import Place
@@ -119,8 +119,9 @@ def open_descriptor(path: str) -> int:
     without blocking on a pipe."""
     descriptor = os.open(path, _FLAGS)  # os.open: making a Path would take longer than reading the file
     try:
-        if not S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotRegularFile(Path(path), "is a pipe or a device, expected a regular file")
+        if not S_ISREG(mode := os.fstat(descriptor).st_mode):
+            kind = "directory" if S_ISDIR(mode) else "pipe or a device"
+            raise NotRegularFile(Path(path), f"is a {kind}, expected a regular file")
     except OSError:
         os.close(descriptor)
         raise

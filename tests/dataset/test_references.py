@@ -13,9 +13,11 @@ from pictures import draw
 from tarred import member, tar_of
 
 from prep import api
+from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem, ingest
 from prep.dataset.listing import list_recipe
 from prep.dataset.reading import FactReader
+from prep.dataset.samples import dataset_notes
 from prep.errors import ConfigError
 from prep.fs import memo
 from prep.fs.memo import Memo
@@ -401,6 +403,23 @@ def test_a_recipe_may_train_pictures_without_the_references_that_they_lack(tmp_p
         {"references": [tmp_path / "control_1"], "missing_reference": "none"}))).keys() == counts.keys()
     everything = written(tmp_path, '[references]\nfrom = ["control_1"]\nmissing = "none"\n[[source]]\npath = "main"\n')
     assert known(everything).keys() == counts.keys()
+
+
+@pytest.mark.parametrize(("references", "said"), [
+    (("ref.png", None), ["note: main: 1 of 2 pictures have no references, and train without any"]),
+    (("ref.png", "ref.png"), []), ((None, None), [])])
+def test_pictures_without_references_beside_others_with_them_are_counted(tmp_path, references, said):
+    """Rows and members of tars may leave them out, and their pictures are used."""
+    main = targets(tmp_path / "main")
+    if any(references):
+        draw(main / "ref.png", (80, 72), seed=90)
+    rows = [{"file_name": f"{name}.png", "text": name, "references": reference} for name, reference in zip(
+        ("kitten", "puppy"), references, strict=True)]
+    (main / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = written(tmp_path, '[[source]]\npath = "main"\n')
+    placed = Assignments(rules=(), buckets=(), pictures=(), findings=(), merges=())
+    notes = dataset_notes(recipe, surveyed(recipe), placed)
+    assert [note for note in notes if "references, and train" in note] == said
 
 
 def test_references_without_a_picture_are_said_unless_another_source_has_it(tmp_path):

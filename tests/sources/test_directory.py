@@ -219,3 +219,6 @@ def test_what_is_no_file_is_not_read(tmp_path):
         with pytest.raises(OSError, match="is a pipe or a device, expected a regular file") as caught:
             read_blob(Blob(file=str(tmp_path / name)))
         assert error_code(caught.value) == "special-file"
+    with pytest.raises(OSError, match="is a directory, expected a regular file") as caught:
+        read_blob(Blob(file=str(tmp_path)))
+    assert error_code(caught.value) == "special-file"
