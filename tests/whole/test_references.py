@@ -271,7 +271,7 @@ def test_a_picture_with_a_reference_that_is_too_small_is_left_out_by_name(world:
     assert (len(result.json["rejected"]), result.json["samples"]["train"]) == (1, 3)
     found = prep("inspect", world.root / "m.json", "--json").json["findings"]
     assert [(each["path"], each["code"]) for each in found] == [("3.png", "too-small")]
-    assert "its reference 3.png is 32x32" in found[0]["detail"]
+    assert "its reference first/3.png is 32x32" in found[0]["detail"]
 
 
 def test_a_damaged_reference_is_found_and_mended(world: World, prep: Callable[..., Any]) -> None:
