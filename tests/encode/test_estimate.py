@@ -125,10 +125,11 @@ def test_measuring_encodes_a_few_rows_and_writes_nothing(encode, tmp_path, photo
 
 def test_time_grows_with_rows_and_pixels_but_not_the_time_to_load(encode, photos, monkeypatch):
     from prep.encode.engines import measure as measuring
+    from prep.encode.engines import tools
     from prep.models.text import encoder as text_encoder
 
     clock = iter(range(10_000))
-    monkeypatch.setattr(measuring, "WorkerPool", partial(WorkerPool, processes=False))
+    monkeypatch.setattr(tools, "WorkerPool", partial(WorkerPool, processes=False))
     monkeypatch.setattr(measuring, "_timed", lambda work: (2.0, work()))
     for module in (measuring, text_encoder):  # their clock alone: threads of other tests read the usual one
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
