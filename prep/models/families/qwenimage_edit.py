@@ -44,14 +44,15 @@ def place(size: Size, side: int) -> Placement | None:
     ratio = size[0] / size[1]
     width = math.sqrt(side * side * ratio)
     wide, high = (round(each / MULTIPLE) * MULTIPLE for each in (width, width / ratio))
-    if not wide or not high or max(wide, high) > LONGEST * min(wide, high):
+    if not wide or not high:
         return None
     return Placement(scaled=(wide, high), crop=(0, 0), bucket=(wide, high))
 
 
 def see(size: Size) -> Placement | None:
     """How the text encoder sees a picture."""
-    return place(size, SEEN_SIDE)
+    placed = place(size, SEEN_SIDE)
+    return None if placed is None or max(placed.bucket) > LONGEST * min(placed.bucket) else placed
 
 
 def place_both(size: Size, side: int) -> Placement | None:

@@ -28,7 +28,7 @@ def without_panics(model: Model) -> Iterator[None]:
 
 
 MOST_ADDED = 1000  # tokens of its own, to each text
-PROCESSORS = frozenset({"PixtralProcessor", "Qwen2VLProcessor"})  # of components with a tokenizer inside
+PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:

@@ -14,6 +14,7 @@ import diffusers
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 from tiny_pipelines import tokenizers
 
@@ -81,6 +82,8 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         options = {"max_area": side * side} | options  # or they would have that area
     if hasattr(pipeline, "default_sample_size"):  # HiDream makes every picture as large as this, whatever is asked for
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
+    if "processor" in pipeline.components:  # Qwen-Image-Edit's makes no picture without one
+        options = {"image": [Image.new("RGB", (side, side), "white")]} | options
     with known_warnings():
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
