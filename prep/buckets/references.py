@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
-from prep.geometry import Placement, Size, cover
-
-Fit = Literal["family", "bucket", "exact"]
-FITS: tuple[Fit, ...] = get_args(Fit)
+from prep.geometry import Fit, Placement, Size, cover
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +21,10 @@ class ReferenceRules:
     place: Callable[[Size, int], Placement | None]  # the family's rule; see `prep.models.family.References`
     most: int  # of one sample
 
+    def alone(self, size: Size) -> Placement | None:
+        """How a reference of a prompt is fitted, which has no view: `bucket` is as `family`. `None` as `placement`."""
+        return (replace(self, fit="family") if self.fit == "bucket" else self)._placed(size, None)
+
     def placement(self, size: Size, view: Placement) -> Placement | None:
         """How a reference of this size is fitted for a view of its target; `None` if it is too small.
 
@@ -33,10 +33,10 @@ class ReferenceRules:
         placed = self._placed(size, view)
         return placed if placed is None or not view.flip else replace(placed, flip=True)
 
-    def _placed(self, size: Size, view: Placement) -> Placement | None:
+    def _placed(self, size: Size, view: Placement | None) -> Placement | None:
         if self.fit == "family":
             return self.place(size, self.resolution)
-        if self.fit == "bucket":
+        if self.fit == "bucket" and view is not None:
             return _as_view(cover(size, view.bucket), view)
         bucket = (size[0] // self.step * self.step, size[1] // self.step * self.step)
         crop = ((size[0] - bucket[0]) // 2, (size[1] - bucket[1]) // 2)

@@ -45,11 +45,15 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
 def reference_rules(recipe: Recipe) -> ReferenceRules | None:
     """How the recipe's reference pictures are fitted; `None` if its family is not known, or takes none."""
     family = family_of(recipe.model)
-    if family is None or family.references is None:
-        return None
+    return None if family is None else rules_for(family, recipe.reference_fit, recipe.reference_resolution)
+
+
+def rules_for(family: Family, fit: str, resolution: int) -> ReferenceRules | None:
+    """How reference pictures are fitted for a family, by these settings; `None` if it takes none."""
     own = family.references
-    return ReferenceRules(fit=recipe.reference_fit, step=least_step(family), most=own.most,  # type: ignore[arg-type]
-                          resolution=recipe.reference_resolution or own.resolution, place=own.place)
+    return None if own is None else ReferenceRules(
+        fit=fit, step=least_step(family), most=own.most, place=own.place,  # type: ignore[arg-type]  # checked
+        resolution=resolution or own.resolution)
 
 
 def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownItem]) -> Assignments:

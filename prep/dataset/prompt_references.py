@@ -1,4 +1,4 @@
-"""Reads the reference pictures that sample prompts name: digest, size, and how the family's pipeline places them."""
+"""Reads the reference pictures that sample prompts name: digest, size, and how they are placed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from prep.buckets.references import ReferenceRules
 from prep.dataset.facts import fact_kinds
 from prep.dataset.ingest import KnownReference
 from prep.dataset.reading import FactReader, NotRead
@@ -22,7 +23,7 @@ from prep.recipe.prompts import Prompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptReference:
-    """A reference picture of a prompt, and how it is placed: by the rule of its family, whatever samples have."""
+    """A reference picture of a prompt, and how it is placed: as those of samples, but to no bucket."""
 
     name: str  # as the prompt file has it
     known: KnownReference
@@ -34,12 +35,12 @@ PromptReferences = Mapping[str, PromptReference]  # by the path in the prompt fi
 NO_REFERENCES: PromptReferences = MappingProxyType({})
 
 
-def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, facts: Memo) -> PromptReferences:
+def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, rules: ReferenceRules | None,
+                      facts: Memo) -> PromptReferences:
     """The pictures that `prompts` name, relative to `folder`. Raises `ConfigError` for one that cannot be used."""
     named = {name: prompt for prompt in reversed(prompts) for name in prompt.references}
     if not named:
         return {}
-    rules = family.references
     if rules is None:
         raise ConfigError(f"{_at(next(iter(named.values())))} has --ref, expected none for family '{family.name}', "
                           "which takes no reference pictures")
@@ -62,7 +63,7 @@ def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, f
                 raise _unusable(prompt, name, str(fact["detail"]))
             known = KnownReference(blob=blob, picture=fact["digest"], size=(fact["width"], fact["height"]),
                                    has_alpha=fact["alpha"])
-            placement = rules.place(known.size, rules.resolution)
+            placement = rules.alone(known.size)
             if placement is None:
                 raise _unusable(prompt, name, f"it is {format_size(known.size)}, which family '{family.name}' does "
                                 "not take")

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from prep.buckets.references import ReferenceRules
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
 from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
+from prep.dataset.bucketing import rules_for
 from prep.dataset.prompt_references import PromptReferences, prompt_references
 from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical
@@ -42,6 +44,7 @@ from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.fs.place import Place, relative_name
+from prep.geometry import FITS
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
 from prep.manifest.consistency import seen_ways
@@ -152,7 +155,8 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     _ = opened.samples  # errors in the tables show before anything is encoded
     facts = facts_for(manifest.cache, trust=True)
     encoding = _encoding_of(call, manifest, facts)
-    references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family, facts)
+    references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family,
+                                   _rules_of(manifest), facts)
     _require_latents(manifest, references)
     targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha, encoding.specs.family)
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
@@ -166,6 +170,12 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     facts.save()
     return PromptsReport(file=call.file, manifest=call.manifest, prompts=kept, encoded=encoded,
                          reused=targets.rows - encoded, truncated=truncated, lost=lost)
+
+
+def _rules_of(manifest: Manifest) -> ReferenceRules | None:
+    """How the recipe of a manifest has references fitted; `None` if its family takes none."""
+    chosen = manifest.document["latents"].get("references", {"fit": FITS[0], "resolution": 0})
+    return rules_for(FAMILIES[manifest.family], chosen["fit"], chosen["resolution"])
 
 
 def _require_latents(manifest: Manifest, references: PromptReferences) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.buckets.assign import Assignments
-from prep.dataset.bucketing import buckets_for, rules_of
+from prep.dataset.bucketing import buckets_for, reference_rules, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.listing import Listed
 from prep.dataset.prompt_references import prompt_references
@@ -124,7 +124,7 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
     """Resolves what was listed of a recipe, and `prompts`, to keys and rows; empties the list of items. `folder`: the
     directory that the references of prompts are relative to. Raises `ConfigError`, `ModelError`."""
     recipe, model, specs, contexts = base.recipe, base.model, base.specs, base.contexts
-    references = prompt_references(prompts, folder, specs.family, facts)
+    references = prompt_references(prompts, folder, specs.family, reference_rules(recipe), facts)
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)

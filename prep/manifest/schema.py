@@ -15,6 +15,7 @@ from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.errors import PathError
 from prep.fs.remote.bucket import Bucket, names_bucket
+from prep.geometry import FITS
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
@@ -111,8 +112,8 @@ def _check_model(model: dict[str, Any]) -> None:
 
 
 def _check_latents(latents: dict[str, Any], family: Family) -> None:
-    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std", "alpha", "imported"),
-               "latents")
+    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std", "alpha", "references",
+                         "imported"), "latents")
     for name, wanted in (("channels", family.latent_channels), ("factor", family.factor)):
         if count(latents.get(name), f"latents.{name}") != wanted:
             raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted} for family '{family.name}'")
@@ -125,6 +126,11 @@ def _check_latents(latents: dict[str, Any], family: Family) -> None:
         _check_statistics(latents, family)
     if latents.get("alpha") is not None:
         check_color(latents["alpha"], "latents.alpha")
+    if "references" in latents:
+        references = expect(latents["references"], dict, "latents.references")
+        _exactly(references, ("fit", "resolution"), "latents.references")
+        one_of(references["fit"], FITS, "latents.references.fit")
+        count(references["resolution"], "latents.references.resolution", MOST_SIDE)
     if "imported" in latents:
         _check_imported(expect(latents["imported"], dict, "latents.imported"))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from prep.batching.split import ROLES, Role
-from prep.buckets.references import FITS
 from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import FLIPS
 from prep.captions.options import CaptionOptions
 from prep.findings import ScanOptions
 from prep.fs.place import Place
+from prep.geometry import FITS
 from prep.recipe.checks import (
     UPSCALES,
     alpha_check,

@@ -171,7 +171,7 @@ def test_the_schema_requires_what_the_code_requires():
     lacking = {name for name in SCHEMA["properties"]["latents"]["properties"]
                if name not in SCHEMA["properties"]["latents"]["required"]}
     assert {f"latents.{name}" for name in lacking} == {"latents.alpha", "latents.mean", "latents.std",
-                                                       "latents.imported"}
+                                                       "latents.imported", "latents.references"}
     configs = next(choice["properties"]["configs"] for choice in SCHEMA["properties"]["model"]["oneOf"]
                    if "configs" in choice["properties"])
     sources = {f"model.configs{name}" for name in ("", ".path", ".hub", ".own")}
@@ -179,11 +179,11 @@ def test_the_schema_requires_what_the_code_requires():
     prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
     assert set(prompt["properties"]) - set(prompt["required"]) == {"settings", "references"}
     assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
-    imported = {f"latents.imported.{name}"
-                for name in SCHEMA["properties"]["latents"]["properties"]["imported"]["required"]}
+    objects = {f"latents.{name}{child}" for name in ("imported", "references") for child in (
+        "", *(f".{key}" for key in SCHEMA["properties"]["latents"]["properties"][name]["required"]))}
     of_prompts = {name: prompt["properties"][name] for name in ("references", "settings")}
     assert optional == {*sources, "buckets[].references", "latents.alpha", "latents.mean", "latents.std",
-                        "latents.imported", *imported,
+                        *objects,
                         *(f"prompts.samples[].{name}" for name in dotted({"properties": of_prompts}))}
 
 

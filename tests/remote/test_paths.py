@@ -72,6 +72,9 @@ URLS = {
        for command in ("prep inspect", "prep verify", "train check", "train run")},
     **{f"train {command} cache": ("{tmp}/run", "--cache", U) for command in ("sample", "worst", "report")},
     "train replay cache": ("{tmp}/run", "--step", 1, "--cache", U),
+    **{f"prep {command} references": ("{photos}", "--references", U) for command in ("scan", "bucket", "view")},
+    **{f"prep {command} references": ("{photos}", "--references", U, *HERE) for command in ("encode", "seal")},
+    "prep import references": ("{photos}", "--from", "kohya-npz", "--references", U, *HERE),
 }
 
 

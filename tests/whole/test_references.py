@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 from pictures import draw
 from PIL import Image
 from runs import events
@@ -38,6 +39,7 @@ from prep.models.vae import load_vae
 from train.sampling.prompts import cached, current, of_captions, references_of
 from train.sampling.text import encode_prompts
 
+SCHEMAS = Path(__file__).parents[2] / "manifests"
 TARGETS = [(96, 64), (96, 64), (64, 96), (64, 96)]
 RECIPE = """
 [model]
@@ -203,12 +205,26 @@ def plan_of(index: Index) -> Any:
     return step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
 
 
+def test_references_of_prompts_are_fitted_as_those_of_samples(world: World, prep: Callable[..., Any]) -> None:
+    """Also of prompts that replace them later; at the bucket of nothing, they are as the family has them."""
+    assert world.again("--reference-resolution", 64)["latent"] == 5, "that of the prompt is a sample's, too"
+    (blue, _) = cached(world.index)
+    assert [tuple(Rows(world.index).latent(place).shape[2:]) for place in blue.references] == [(6, 8), (8, 8)]
+    (world.root / "more.txt").write_text("x --ref second/0.png\n")
+    assert prep("prompts", world.root / "more.txt", "--manifest", world.root / "m.json", "--device", "cpu",
+                "--quiet").code == 0
+    (again,) = cached(world.index)
+    assert tuple(Rows(world.index).latent(again.references[0]).shape[2:]) == (10, 4)
+    Draft202012Validator(json.loads((SCHEMAS / "manifest.schema.json").read_text(encoding="utf-8"))).validate(
+        json.loads((world.root / "m.json").read_bytes()))
+
+
 @pytest.mark.parametrize(("options", "sizes", "made"), [
     (("--reference-fit", "bucket"), {((96, 64), (96, 64)), ((64, 96), (64, 96)), ((96, 64),), ((64, 96),)}, 5),
     pytest.param(("--reference-fit", "exact"), {((80, 64), (64, 128)), ((96, 64),)}, 0, marks=pytest.mark.slow),
     pytest.param(("--reference-resolution", 64), {((64, 48), (32, 80)), ((64, 48),)}, 5, marks=pytest.mark.slow)])
 def test_sizes_follow_the_recipe(world: World, options: tuple[object, ...], sizes: set[Any], made: int) -> None:
-    """As the family, at the bucket of the target, or as they are; a prompt's reference always as the family."""
+    """As the family, at the bucket of the target, or as they are."""
     assert world.again(*options)["latent"] == made
     assert {references for _, references in world.index.manifest.shapes} == sizes
 

@@ -14,12 +14,13 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import PathError
 from prep.fs.place import Place, movable_name, relative_name
-from prep.geometry import BucketShape
+from prep.geometry import FITS, BucketShape
 from prep.manifest.document import FORMAT
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
 from prep.models.named import recorded
 from prep.parse import color_of
+from prep.recipe.schema import Recipe
 
 
 def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
         "model": _model(resolved, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     **factors, "alpha": None if alpha == "reject" else list(color_of(alpha)),
+                    **_references_of(resolved.recipe),
                     **({} if resolved.latents_from is None else {"imported": resolved.latents_from.described()})},
         "prediction": resolved.prediction,
         "models": {"vae": str(resolved.contexts.latent["vae"]), "text": str(resolved.contexts.text["text"])},
@@ -42,6 +44,12 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
         "recipe": None if resolved.recipe.file is None else relative_name(resolved.recipe.file, path),
         "options": [_option(word, path) for word in resolved.recipe.options],
     }
+
+
+def _references_of(recipe: Recipe) -> dict[str, Any]:
+    """How references are fitted, if that was chosen: those of later prompts are, too."""
+    chosen = {"fit": recipe.reference_fit, "resolution": recipe.reference_resolution}
+    return {} if tuple(chosen.values()) == (FITS[0], 0) else {"references": chosen}
 
 
 def _model(resolved: ResolvedRecipe, path: Place) -> dict[str, Any]:
