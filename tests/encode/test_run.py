@@ -622,6 +622,25 @@ def test_no_picture_that_can_be_trained_on_is_an_error_and_writes_no_manifest(en
         assert not (tmp_path / "m.json").exists()
 
 
+def test_pictures_that_all_change_meanwhile_are_no_fault_of_the_model(encode, photos, tmp_path, monkeypatch):
+    from prep.encode import run
+
+    plan = run._plan
+
+    def late(*args, **settings):
+        planned = plan(*args, **settings)
+        for number, path in enumerate(sorted(photos.glob("?.png"))):
+            draw(path, Image.open(path).size, seed=70 + number)
+        return planned
+
+    monkeypatch.setattr(run, "_plan", late)
+    failed = encode(code=8)
+    monkeypatch.setattr(run, "_plan", plan)
+    assert "changed-meanwhile" in failed.err and "hint: run the same command again" in failed.err
+    again = encode()
+    assert (again["samples"]["train"], again["rejected"]) == (8, [])
+
+
 def test_a_cache_that_does_not_give_back_what_was_encoded_is_an_error(encode, tmp_path, monkeypatch):
     from prep.cache.ledger import inventory
     from prep.cache.ledger.ledger import load_ledger

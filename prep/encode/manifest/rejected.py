@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from prep.cache.ledger.ledger import Ledger
 from prep.cache.records import RowRef
+from prep.encode.report import UNREAD
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, EmptyPlanError
@@ -44,8 +45,14 @@ def require_training(resolved: ResolvedRecipe, whole: Sequence[Sample], rejected
         first = rejected[0]
         raise EmptyPlanError(f"none of {counted(count, 'picture')} to train on could be encoded; the first, "
                              f"{printable_name(first.path)}, {first.code}: {first.detail}",
-                             hint=_SOUND if resolved.latents_from is None or first.code != "not-finite" else
-                             "let sd-scripts make its caches again, with --no_half_vae")
+                             hint=_way_out(first.code, imported=resolved.latents_from is not None))
+
+
+def _way_out(code: str, *, imported: bool) -> str:
+    """What helps where no picture could be encoded, the first because of `code`."""
+    if code in UNREAD:
+        return "run the same command again, once the files can be read and nothing changes them"
+    return "let sd-scripts make its caches again, with --no_half_vae" if imported and code == "not-finite" else _SOUND
 
 
 def rejected_so_far(resolved: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
