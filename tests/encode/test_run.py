@@ -630,7 +630,9 @@ def test_pictures_that_all_change_meanwhile_are_no_fault_of_the_model(encode, ph
     def late(*args, **settings):
         planned = plan(*args, **settings)
         for number, path in enumerate(sorted(photos.glob("?.png"))):
-            draw(path, Image.open(path).size, seed=70 + number)
+            with Image.open(path) as picture:
+                size = picture.size
+            draw(path, size, seed=70 + number)
         return planned
 
     monkeypatch.setattr(run, "_plan", late)
