@@ -196,15 +196,15 @@ def test_an_empty_plan_says_why_and_who():
     plan = plan_of([5, 0, 3], batch_size=16, micro_batch=16, underfill="drop")
     names = [f"{number}.png" for number in range(12)]
     with pytest.raises(EmptyPlanError) as caught:
-        require_steps(plan, [(512, 512), (64, 64), (576, 448)], names)
+        require_steps(plan, [((512, 512), ()), ((64, 64), ()), ((576, 448), ((64, 64), (32, 32)))], names)
     assert caught.value.exit_code == 8
     assert caught.value.message == (
         "underfill 'drop' drops all 8 samples (0.png, 1.png, 2.png, 3.png, 4.png, 5.png, 6.png, 7.png, 8.png, "
         "9.png and 2 more), expected at least one step of batch_size 16 in micro-batches of 16; samples by bucket: "
-        "512x512: 5, 576x448: 3"
+        "512x512: 5, 576x448+64x64+32x32: 3"
     )
     assert caught.value.hint == "--underfill partial, or a smaller --batch-size or --micro-batch"
-    require_steps(plan_of([5], batch_size=16, micro_batch=16), [(512, 512)])
+    require_steps(plan_of([5], batch_size=16, micro_batch=16), [((512, 512), ())])
 
 
 def test_no_sample_at_all():

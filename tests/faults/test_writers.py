@@ -65,7 +65,7 @@ def test_writers_some_of_whom_die(stage, tmp_path, count):
     wanted, there = stage.manifest.read_bytes(), stage.at(tmp_path / "shared")
     runs = there.writers(count, task_rows=1)
     for number in range(0, count, 3):
-        runs[number]["shim"]["kill"] = points * (number + 1) // (2 * count)
+        runs[number]["shim"]["kill"] = points * (number + 1) // (3 * count)
     endings = stage.launch(*runs)
     for number, ending in enumerate(endings):
         if ending["signal"] != signal.SIGKILL:  # who was to die may have found too little left to do

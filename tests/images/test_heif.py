@@ -118,7 +118,7 @@ def test_primary_picture_of_several():
     file.save(stream, quality=-1, chroma=444, primary_index=1)
     header = read_header(stream.getvalue())
     assert header.frames == 3
-    assert ("multi-page", "3 pictures; the primary one is used") in list(_header_notes(header, "a.heic"))
+    assert ("multi-page", "3 pictures; the primary one is used") in list(_header_notes(header, "a.heic", 1))
     assert near(decoded(stream.getvalue()), np.full((64, 64, 3), 150))
 
 

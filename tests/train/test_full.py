@@ -191,8 +191,9 @@ def test_a_gradient_that_is_not_finite_ends_the_run(good, tmp_path, monkeypatch)
     """Weights were updated by then, so that they are not saved: the last checkpoint counts."""
     setup, wanted = good
     fail_at(monkeypatch, 4, lambda norm: norm * float("inf"))
-    with pytest.raises(ConfigError, match=r"gradient norm inf in step 5, .*; full\.fused_backward had updated the "
-                                          r"weights by then, so they are not saved$") as caught:
+    with pytest.raises(ConfigError, match=r"loss is \S+ and the gradient norm inf in step 5, expected finite numbers; "
+                                          r"it trained on .*; full.fused_backward had updated the weights by then, so "
+                                          r"they are not saved$") as caught:
         go(setup, tmp_path / "run")
     assert "with --resume, which continues from step 4" in caught.value.hint
     monkeypatch.undo()

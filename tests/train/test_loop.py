@@ -830,7 +830,7 @@ def test_the_micro_batch_that_makes_passes_smaller(tmp_path, saved, world, plann
     """A new run divides a smaller micro-batch among the ranks. A resumed one keeps its plan, and only takes a
     rank's part of each micro-batch in several passes, of at most so many samples."""
     config = parse({"batch_size": 8, "micro_batch": planned, "gradient_checkpointing": False}, "x")
-    setup = SimpleNamespace(config=config, manifest=SimpleNamespace(buckets=[(64, 64)]),
+    setup = SimpleNamespace(config=config, manifest=SimpleNamespace(shapes=[((64, 64), ())]),
                             index=SimpleNamespace(samples=SimpleNamespace(bucket=[0])))
     progress = Progress(done=saved, saved=saved, world=world, device=torch.device("cpu"),
                         draws=(SimpleNamespace(sample=0),) * samples)

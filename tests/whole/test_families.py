@@ -681,7 +681,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
 
 
 @pytest.mark.parametrize(("method", "quantization"), [
-    ("lora", "none"), ("full", "none"), pytest.param("lora", "int8", marks=pytest.mark.slow)])
+    ("lora", "none"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("full", "none"), ("lora", "int8")))])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made):
     found = setup(made, method=method, gradient_checkpointing=method == "full", ema={"decay": 0.9},
                   quantization=quantization)

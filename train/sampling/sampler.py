@@ -111,14 +111,19 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
         sampling.prepare(pipeline, size)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
-    latents = latents_of(rows.index.manifest)
-    references = [to_device(latents.normalize(_stored(rows, place)), denoiser.device) for place in prompt.references]
+    references = _references(rows, prompt) if prompt.references else []
     with _conditioned(denoiser, references), autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
         made = pipeline(**sampling.call(denoiser.model, prompted), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
     return sampling.unpack(denoiser.model, made.float(), size)
+
+
+def _references(rows: Rows, prompt: PromptRows) -> list[Tensor]:
+    """A prompt's references as the denoiser takes them, `[1, C, h, w]` each."""
+    latents = latents_of(rows.index.manifest)
+    return [latents.normalize(_stored(rows, place)) for place in prompt.references]
 
 
 def _stored(rows: Rows, place: RowRef | Tensor) -> Tensor:
@@ -137,6 +142,7 @@ def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[N
     if facts is None or not references:
         yield
         return
+    references = [to_device(reference_1Chw, denoiser.device) for reference_1Chw in references]
     append, tokens = facts.append, 0
 
     def given(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -301,6 +301,7 @@ def test_precision_auto_is_that_of_training_on_a_device_that_is_there(setup, mon
     assert named == (half if kind == "cuda" else weights)
 
 
+@pytest.mark.slow
 def test_what_settings_save_is_counted(setup):
     def parts(**settings):
         return forecast(setup, room_of("cpu", 1 << 40), settings).parts
@@ -377,6 +378,7 @@ def test_check_says_what_a_step_takes(make, train):
     assert "estimated memory at the peak: " in text and "; a GPU has 12.0 GiB" in text
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_fit_is_a_fault_with_the_settings_that_help(make, train):
     made = make()
     found = train("check", made.path, "--steps", 2, "--memory", "100KB", "--json")
