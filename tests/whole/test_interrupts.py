@@ -113,9 +113,9 @@ def training(make, tmp_path, *more):
     return ("run", make().path, "-o", tmp_path / "run", "--steps", 1, "--set", "lora.rank=2", "--device", "cpu", *more)
 
 
-@pytest.mark.parametrize("what", [
-    "torch.nn:Conv2d.forward", pytest.param("torch.nn:Embedding.forward", marks=pytest.mark.slow),
-    pytest.param("diffusers:AutoencoderKL.encode", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["torch.nn:Conv2d.forward", "torch.nn:Embedding.forward",
+                                  "diffusers:AutoencoderKL.encode"])
 def test_encoders(photos, tiny_model, tmp_path, what):
     code, _, err, took = interrupted(COMMAND.format(app="prep", what=what), *encoding(photos, tiny_model, tmp_path))
     assert code == 130 and err.endswith(SAID) and "Traceback" not in err and took < 10
