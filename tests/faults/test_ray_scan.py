@@ -33,7 +33,6 @@ main()
 FOUND = 1  # the code after errors in pictures
 CALLS = 18  # of workers: 16 pictures come singly
 POINTS = [(fault, at) for fault in ("actor", "node", "driver") for at in range(1, CALLS + 1, 2)]
-QUICK = {("actor", 7)}
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +97,8 @@ def faults(tmp_path_factory):
     os.environ.pop("FAULTS") if before is None else os.environ.update(FAULTS=before)
 
 
-@pytest.mark.parametrize(("fault", "at"), [
-    pytest.param(fault, at, marks=() if (fault, at) in QUICK else pytest.mark.slow) for fault, at in POINTS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "at"), POINTS)
 def test_a_kill(photos, wanted, home, cluster, fault, at):
     process = driver(photos, home, cluster, fault, at)
     node = until_reached(home, process)
