@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -47,6 +47,11 @@ def pixels_of(shape: BucketShape) -> int:
     """The pixels of a bucket's picture and of its references: what a denoiser sees of a sample at a time."""
     size, references = shape
     return sum(width * height for width, height in (size, *references))
+
+
+def have_references(shapes: Iterable[BucketShape]) -> bool:
+    """Whether pictures of any of these buckets have references."""
+    return any(references for _, references in shapes)
 
 
 def crop_loss(placement: Placement) -> float:

@@ -159,9 +159,13 @@ def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, 
                    stored: str, tile: int = 0) -> dict[str, Any]:
     """What all latents of a run share: image policy, VAE fingerprint, posterior, dtypes, and the side of tiles if any.
     """
-    policy = {name: value for name, value in image.items() if not name.startswith("mask_")}
-    return {"meaning": LATENT_MEANING, "image": policy, "vae": vae, "posterior": posterior, "compute": compute,
-            "stored": stored, **({"tile": tile} if tile else {})}
+    return {"meaning": LATENT_MEANING, "image": picture_policy(image), "vae": vae, "posterior": posterior,
+            "compute": compute, "stored": stored, **({"tile": tile} if tile else {})}
+
+
+def picture_policy(image: Mapping[str, str | int]) -> dict[str, str | int]:
+    """The part of an image policy that decides the pixels of pictures, rather than of masks."""
+    return {name: value for name, value in image.items() if not name.startswith("mask_")}
 
 
 def imported_context(*, origin: str, vae: str, stored: str) -> dict[str, Any]:

@@ -81,33 +81,33 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
         placed = assignment
         if assignment.index in referring:
             item = referring[assignment.index]
-            why = _unfit(item, assignment.views, rules, family)
-            if why is not None:
-                bad[assignment.name] = Finding(path=assignment.name, code=why[0], severity="error", detail=why[1])
+            placements = _placements(item, assignment.views, rules, family)
+            if isinstance(placements, Finding):
+                bad[assignment.name] = placements
                 continue
-            placed = replace(assignment, references=tuple(_placements(item, view, rules) for view in assignment.views))
+            placed = replace(assignment, references=placements)
         fitting.append(placed)
     buckets = tuple(sorted({assignment.placement.bucket for assignment in fitting}))
     return replace(result, pictures=tuple(fitting), buckets=buckets, findings=(*result.findings, *bad.values()))
 
 
-def _placements(item: KnownItem, view: Placement, rules: ReferenceRules) -> tuple[Placement, ...]:
-    """The placements of an item's references, which all fit."""
-    placed = (rules.placement(reference.size, view) for reference in item.references)
-    return tuple(place for place in placed if place is not None)
-
-
-def _unfit(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, family: Family
-           ) -> tuple[str, str] | None:
-    """The code and detail of why an item's references cannot be used; `None` if they can."""
+def _placements(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, family: Family
+                ) -> tuple[tuple[Placement, ...], ...] | Finding:
+    """The placements of an item's references beside each of its views; a finding if they cannot be used."""
     if len(item.references) > rules.most:
-        return "too-many-references", (f"has {len(item.references)} reference pictures, expected at most {rules.most}, "
-                                       f"as family '{family.name}' takes")
+        return Finding(path=item.item.label, code="too-many-references", severity="error",
+                       detail=f"has {len(item.references)} reference pictures, expected at most {rules.most}, "
+                              f"as family '{family.name}' takes")
+    by_view: list[tuple[Placement, ...]] = [() for _ in views]
     for reference in item.references:
-        if any(rules.placement(reference.size, view) is None for view in views):
-            return "too-small", (f"its reference {item.item.name_of(reference.blob)} is "
-                                 f"{format_size(reference.size)}, which family '{family.name}' does not take")
-    return None
+        for number, view in enumerate(views):
+            placement = rules.placement(reference.size, view)
+            if placement is None:
+                return Finding(path=item.item.label, code="too-small", severity="error",
+                               detail=f"its reference {item.item.name_of(reference.blob)} is "
+                                      f"{format_size(reference.size)}, which family '{family.name}' does not take")
+            by_view[number] += (placement,)
+    return tuple(by_view)
 
 
 def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:

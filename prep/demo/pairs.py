@@ -106,7 +106,6 @@ def write_pairs(root: Path, *, count: int = 96, seed: int = 0) -> None:
         write_file(root / name, text.encode())
 
 
-
 def pairs(count: int, seed: int = 0) -> Iterator[Pair]:
     """The pairs that are learned: each shape in each color, on either ground, again and again."""
     for index in range(count):

@@ -20,7 +20,7 @@ from prep.encode.text_groups import TextGroups
 from prep.formatting import printable
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
-from prep.keys import latent_context, mask_context, text_context
+from prep.keys import latent_context, mask_context, picture_policy, text_context
 from prep.models.configs import Configs
 from prep.models.denoiser.trainable import check_sizes, check_widths, missing_files
 from prep.models.families.registry import FAMILIES
@@ -213,11 +213,6 @@ def text_context_of(model: Model, family: Family, options: TextOptions, file_dig
                         more=_more_text(model, family, options))
 
 
-def _of_pictures() -> dict[str, str | int]:
-    """How the pictures that a text encoder sees are decoded."""
-    return {name: value for name, value in POLICY.items() if not name.startswith("mask_")}
-
-
 def _more_text(model: Model, family: Family, options: TextOptions) -> dict[str, Any]:
     """What else decides text rows; empty for a family without options, whose keys are as they were before others."""
     configs = Configs(model)
@@ -232,5 +227,5 @@ def _more_text(model: Model, family: Family, options: TextOptions) -> dict[str, 
         **({"denoiser": dict(denoiser)} if denoiser else {}),
         **({} if family.text.negative is None else {"negatives": "own"}),
         **({"constants": dict(family.text.constants)} if family.text.constants else {}),
-        **({} if family.text.vision is None else {"image": _of_pictures()}),
+        **({} if family.text.vision is None else {"image": picture_policy(POLICY)}),
     }

@@ -18,7 +18,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.place import Place, is_file
-from prep.geometry import Size
+from prep.geometry import Size, have_references
 from prep.manifest.consistency import cache_of, check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
@@ -95,7 +95,7 @@ class Index:
     @property
     def referring(self) -> bool:
         """Whether samples have reference pictures."""
-        return any(references for _, references in self.manifest.shapes)
+        return have_references(self.manifest.shapes)
 
     @cached_property
     def seeing(self) -> bool:

@@ -24,7 +24,7 @@ from prep.fs.remote.copies import copy_of, directory_of
 from prep.fs.remote.storage import put
 from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
-from prep.geometry import BucketShape, Size
+from prep.geometry import BucketShape, Size, have_references
 from prep.manifest.schema import check_document
 from prep.models.named import is_there, named_in
 from prep.parse import Unparsed, brief
@@ -251,7 +251,7 @@ def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     shapes = tuple(_shape(bucket) for bucket in document["buckets"])
-    if (document["version"] == WITH_REFERENCES) != any(references for _, references in shapes):
+    if (document["version"] == WITH_REFERENCES) != have_references(shapes):
         raise Unparsed(f"{path} has version {document['version']}, expected {WITH_REFERENCES} if and only if a bucket "
                        "has references")
     base = _base(path, document["cache"])

@@ -26,7 +26,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.tree import file_digest
 from prep.fs.untrusted import open_regular, size_regular
-from prep.geometry import BucketShape
+from prep.geometry import BucketShape, have_references
 from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
@@ -71,7 +71,7 @@ FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), det
 
 def samples_schema(shapes: Iterable[BucketShape]) -> pa.Schema:
     """The schema of the SAMPLES table of a data set with buckets of these shapes."""
-    return SAMPLES_WITH_REFERENCES if any(references for _, references in shapes) else SAMPLES
+    return SAMPLES_WITH_REFERENCES if have_references(shapes) else SAMPLES
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:

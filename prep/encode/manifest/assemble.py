@@ -24,6 +24,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo
 from prep.fs.place import Place, relative_name
+from prep.geometry import have_references
 from prep.manifest.document import VERSION, WITH_REFERENCES, Manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
@@ -55,7 +56,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
-        "version": WITH_REFERENCES if any(references for _, references in buckets) else VERSION,
+        "version": WITH_REFERENCES if have_references(buckets) else VERSION,
         "fields": fields_of(resolved, used, ledger),
         "buckets": buckets_of(buckets, samples),
         "samples": roles_of(Counter(sample.role for sample in samples)),
