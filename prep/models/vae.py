@@ -16,7 +16,7 @@ import torch
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
 from prep.models.device.compiling import Compiler
-from prep.models.device.memory import FittingBatches, is_out_of_memory, move, too_little_memory
+from prep.models.device.memory import FittingBatches, free_memory, is_out_of_memory, move, too_little_memory
 from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import Expected, digest_vae, vae_files
@@ -27,6 +27,7 @@ from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.runtime import killable
 
 PROBE = 64  # pixels; side of the picture that a VAE is tested with
+TILE = 512  # pixels; side of the tiles in which a picture is decoded that memory does not hold whole
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
@@ -61,7 +62,7 @@ class VaeEncoder:
         if type(self._vae).__name__ not in OF_VIDEO:  # whose encoders keep frames in lists
             self.compiler.apply(self._vae.encoder, "the VAE")
         if tile:
-            encode_in_tiles(self._vae, tile)
+            use_tiles(self._vae, tile)
         try:
             self.encode(np.zeros((1, PROBE, PROBE, 3), np.uint8))
         except OutOfMemoryError:
@@ -174,8 +175,8 @@ def arrival(device: torch.device) -> Callable[[], object]:
     return wait
 
 
-def encode_in_tiles(vae: Any, side: int) -> None:
-    """Makes `vae` encode pictures with a longer side than `side` pixels in tiles that overlap by a quarter.
+def use_tiles(vae: Any, side: int) -> None:
+    """Makes `vae` take pictures with a longer side than `side` pixels in tiles that overlap by a quarter.
 
     Tiles and their blending are diffusers' own; only their size is not that of the VAE's config.
     """
@@ -204,7 +205,21 @@ def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
 
 
 def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
-    """Pictures from -1 to 1, [B, 3, H, W], of unscaled latents."""
+    """Pictures from -1 to 1, [B, 3, H, W], of unscaled latents.
+
+    If memory does not suffice for whole ones, these and all later ones are decoded in tiles, whose seams are blended.
+    """
+    try:
+        return _decoded(vae, latent_BChw)
+    except Exception as error:  # its frames hold tensors: they are gone after this block
+        if vae.use_tiling or not is_out_of_memory(error):
+            raise
+    free_memory(latent_BChw.device)
+    use_tiles(vae, TILE)
+    return _decoded(vae, latent_BChw)
+
+
+def _decoded(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
     if type(vae).__name__ in OF_VIDEO:
         clip_B31HW: torch.Tensor = vae.decode(latent_BChw[:, :, None]).sample
         return clip_B31HW[:, :, 0]

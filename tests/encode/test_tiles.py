@@ -16,7 +16,7 @@ from prep.cache.reader import Reader
 from prep.images.decode import decode_picture
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
-from prep.models.vae import encode_in_tiles, posterior
+from prep.models.vae import decode, posterior, use_tiles
 
 SMALL = ("--resolution", 256, "--step", 64, "--dtype", "float32", "--device", "cpu", "--upscale", "never", "--json")
 
@@ -87,11 +87,43 @@ def test_other_encoders_make_latents_of_the_same_shape(make):
     picture = torch.rand(1, 3, 192, 256, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.no_grad():
         whole = posterior(vae, picture).mean_BChw
-        encode_in_tiles(vae, 128)
+        use_tiles(vae, 128)
         tiled, small = posterior(vae, picture).mean_BChw, posterior(vae, picture[..., :128, :128]).mean_BChw
         assert tiled.shape == whole.shape and not torch.equal(tiled, whole)
         vae.use_tiling = False
         assert torch.equal(small, posterior(vae, picture[..., :128, :128]).mean_BChw)
+
+
+@pytest.mark.parametrize("make", [vaes.sdxl, vaes.qwen_image, vaes.flux2, vaes.deep_compression])
+def test_a_picture_that_memory_does_not_hold_is_decoded_in_tiles(make, monkeypatch):
+    """A tile of 512 pixels is the largest that this device holds."""
+    vae = make().eval()
+    with torch.no_grad():
+        channels = posterior(vae, torch.zeros(1, 3, 64, 64)).mean_BChw.shape[1]
+        factor = decode(vae, torch.zeros(1, channels, 8, 8)).shape[-1] // 8
+        latent = torch.randn(1, channels, 640 // factor, 512 // factor, generator=torch.Generator().manual_seed(0))
+        whole = decode(vae, latent)
+    asked, real = [], vae.decoder.forward
+
+    def small(given, *args, **kwargs):
+        asked.append(given.shape[-2] * factor)
+        if asked[-1] > 512:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(given, *args, **kwargs)
+
+    monkeypatch.setattr(vae.decoder, "forward", small)
+    with torch.no_grad():
+        found, again = decode(vae, latent), decode(vae, latent)
+    assert asked.count(640) == 1 and max(asked[1:]) == 512
+    assert found.shape == whole.shape and not found.equal(whole) and again.equal(found)
+    assert float((found - whole).square().mean()) < 0.25 * float(whole.square().mean())
+
+
+def test_other_errors_of_a_decoder_stay(monkeypatch):
+    vae = vaes.sdxl().eval()
+    monkeypatch.setattr(vae.decoder, "forward", lambda *args: (_ for _ in ()).throw(RuntimeError("of the decoder")))
+    with pytest.raises(RuntimeError, match="of the decoder"), torch.no_grad():
+        decode(vae, torch.zeros(1, vae.config.latent_channels, 8, 8))
 
 
 @pytest.mark.parametrize(("side", "said"), [

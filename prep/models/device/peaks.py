@@ -32,7 +32,7 @@ from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, checked_device, device_names
 from prep.models.text.pipeline import encoder_configs, spoken
 from prep.models.text.quantization import encoder_bytes, most_captions
-from prep.models.vae import encode_in_tiles, posterior
+from prep.models.vae import posterior, use_tiles
 from prep.models.weights import shapes_in
 
 PLENTY = 1 << 13  # bytes that a VAE takes for a pixel at the most: three times what SD's takes in float32
@@ -67,7 +67,7 @@ def vae_peak(model: Model, compute: str, bucket: Size, tile: int = 0, *, on_cpu:
 
     def encode(vae: Any, mode: Hollow) -> object:
         if tile:
-            encode_in_tiles(vae, tile)
+            use_tiles(vae, tile)
         image_13HW = mode.empty((1, height, width, 3), torch.uint8).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
         return posterior(vae, image_13HW.to(dtype))
 

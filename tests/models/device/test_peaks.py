@@ -23,7 +23,7 @@ from prep.models.family import TextOptions
 from prep.models.fingerprint import text_files
 from prep.models.pipeline import infer_family
 from prep.models.text.pipeline import load_encoder, spoken
-from prep.models.vae import encode_in_tiles, load_vae, posterior
+from prep.models.vae import load_vae, posterior, use_tiles
 
 SLOW = tiny_pipelines.SECONDARY
 BUILDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in tiny_pipelines.FAMILIES]
@@ -56,7 +56,7 @@ def test_the_kept_heap_has_holes(tiny_model, monkeypatch):
 def test_tiles_take_less(tiny_model):
     assert vae_peak(tiny_model, "float32", (512, 512), 128).each < vae_peak(tiny_model, "float32", (512, 512)).each
     vae = load_vae(tiny_model, torch.float32)
-    encode_in_tiles(vae, 128)
+    use_tiles(vae, 128)
     with Counted() as counted, torch.inference_mode():
         counted.add("weights", vae.parameters())
         counted.reset_peak()
