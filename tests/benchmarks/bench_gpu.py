@@ -33,7 +33,7 @@ from prep.training.table import spell
 ON, OFF, HOST = ({"gradient_checkpointing": value} for value in (True, False, "offload"))
 FULL = {"method": "full", "full": {"dtype": "bfloat16", "fused_backward": True},
         "optimizer": {"name": "adamw-8bit", "clip": 0.0}}
-BASES = {form: {**ON, "quantization": form} for form in ("fp8", "int8", "nf4")}
+BASES = {form: {**ON, "quantization": form} for form in ("fp8", "fp8-w8a8", "int8", "nf4")}
 CASES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "sdxl": {"plain": OFF, "recomputed": ON, "the same again": ON, "inputs in RAM": HOST, **BASES,
              "35 of 70 blocks in RAM": {**ON, "offload": 35}, "all blocks in RAM": {**ON, "offload": 70},
@@ -224,7 +224,7 @@ def encoded(root: Path, model: Path, options: Any) -> None:
 
 
 def forecasts(root: Path, cases: Mapping[str, Any]) -> dict[str, subprocess.Popen[str]]:
-    """Starts `train check` for each case, on the processor."""
+    """Starts `train check` for each case, on the processor, of which it takes a core."""
     found = {}
     for number, (name, settings) in enumerate(cases.items()):
         config = root / f"{number}.toml"
@@ -258,8 +258,6 @@ def measured(name: str, root: Path, options: Any) -> list[tuple[str, ...]]:
     cases = {case: {**OFTEN, "steps": options.steps, **settings} for case, settings in CASES[name].items()
              if not options.case or case in options.case}
     waiting = forecasts(root, cases)
-    told = {case: json.loads(process.communicate()[0] or "{}").get("memory") for case, process in waiting.items()}
-    print(f"forecasts after {time.perf_counter() - begun:.0f} s", flush=True)
     ours = subprocess.Popen([sys.executable, "-c", OURS, str(root), options.device, json.dumps(cases)],
                             stdout=subprocess.PIPE, text=True)
     assert ours.stdout is not None
@@ -269,7 +267,7 @@ def measured(name: str, root: Path, options: Any) -> list[tuple[str, ...]]:
         found = json.loads(line) if line.startswith("[") else []
         if len(found) > 2:
             case, seconds, peak, host, *_ = found
-            said = told[case]
+            said = json.loads(waiting[case].communicate()[0] or "{}").get("memory")
             size = (said["peak"] - said["parts"]["libraries"]) if said else 0
             rows.append((f"{name}, {case}", f"{seconds:.3f}", f"{peak / 2**30:.2f}", f"{size / 2**30:.2f}",
                          f"{size / (peak or 1):.3f}", f"{host / 1e9:.1f}"))
