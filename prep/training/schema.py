@@ -29,7 +29,7 @@ from prep.training.optimizers import OptimizerName
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
-Quantization = Literal["none", "fp8", "nf4", "int8"]
+Quantization = Literal["none", "fp8", "nf4", "int8", "fp8-w8a8"]
 Attention = Literal["native", "cudnn", "flash", "flash-3", "xformers"]
 Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
@@ -327,8 +327,9 @@ class Config:
     quantization: Quantization = setting("none", choices=get_args(Quantization),
                                          help="keep the frozen weights of a LoRA's base in 8 bits (float8 with a scale "
                                          "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "
-                                         "models fit, steps are slower; int8: 8 bits that are also multiplied as such, "
-                                         "inputs and gradients rounded to them: faster, products off by about 1 %")
+                                         "models fit, steps are slower; int8 and fp8-w8a8: 8 bits that are also "
+                                         "multiplied as such, inputs and gradients rounded to them: faster, products "
+                                         "off by about 1 and 4 %; fp8-w8a8 for NVIDIA GPUs from Ada on")
     gradient_checkpointing: bool | str = setting(
         AUTO, check=checkpointing_check, values=f'true, false, "{AUTO}" or "{IN_HOST}"', resume=True,
         help="recompute activations: less memory, slower steps, the same numbers; auto: with offload, "

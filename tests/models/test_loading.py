@@ -220,7 +220,8 @@ def test_too_little_memory_is_no_broken_download(model, monkeypatch, error):
     assert "download" not in caught.value.hint and "--encoder-memory" in caught.value.hint
 
 
-@pytest.mark.parametrize(("quantization", "bytes_of"), [("none", 2.0), ("fp8", 1.0), ("nf4", 0.5), ("int8", 1.0)])
+@pytest.mark.parametrize(("quantization", "bytes_of"), [
+    ("none", 2.0), ("fp8", 1.0), ("nf4", 0.5), ("int8", 1.0), ("fp8-w8a8", 1.0)])
 def test_memory_that_is_not_there_is_said_before_it_is_taken(model, monkeypatch, quantization, bytes_of):
     """The system would end the process otherwise, without a word."""
     settings = parse({"precision": "bf16", "quantization": quantization}, "test")

@@ -23,7 +23,7 @@ _NAMES: Mapping[str, str] = {
     "guidance_embedding": "flux_guidance_value flux_guidance_embedding",
     "gradient_checkpointing": "activation_checkpointing cpu_offload_checkpointing",
     "offload": "blocks_to_swap block_swap layer_offload_fraction group_offload musubi_blocks_to_swap",
-    "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4 int8",
+    "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4 int8 w8a8",
     "lora.rank": "network_dim lora_rank network_rank dim",
     "lora.alpha": "network_alpha lora_alpha",
     "lora.conv_rank": "conv_dim conv_lora_dim linear_conv_rank",

@@ -1,19 +1,22 @@
 """The frozen weights of a LoRA's base with 8 or 4 bits a number, so that larger models fit; room of bitsandbytes.
 
-    fp8    float8 e4m3 (Micikevicius et al. 2022) with a power of two for each row, so that undoing it is exact
-    nf4    4 bits, the quantiles of a normal distribution, scaled in blocks of 64 (QLoRA, Dettmers et al. 2023)
-    int8   whole numbers to 127 with a scale for each row, multiplied as such by inputs rounded in the same way
-           (vector-wise quantization of LLM.int8, Dettmers et al. 2022, section 3.1)
+    fp8       float8 e4m3 (Micikevicius et al. 2022) with a power of two for each row, so that undoing it is exact
+    nf4       4 bits, the quantiles of a normal distribution, scaled in blocks of 64 (QLoRA, Dettmers et al. 2023)
+    int8      whole numbers to 127 with a scale for each row, multiplied as such by inputs rounded in the same way
+              (vector-wise quantization of LLM.int8, Dettmers et al. 2022, section 3.1)
+    fp8-w8a8  the bytes of fp8, multiplied as such by inputs rounded in the same way
 
 These are the linear layers of the denoiser's blocks. The others stay as they are: they embed the input, the timestep
 and the text, or project to the output, and are small. With fp8 and nf4 each pass makes a layer's weights anew in the
 dtype of the computation, forward and backward, so that no more than one layer has them at a time, and what the adapters
-learn is exact for this base. Products in int8 are faster than those in bfloat16, and themselves off by about 1 %. A
-result is meant for the model it was trained on, at any precision.
+learn is exact for this base. Products in int8 and fp8-w8a8 are faster where the device multiplies 8 bits, and
+themselves off, by about 1 % and 4 %; other devices unpack weights for them, too. A result is meant for the model it was
+trained on, at any precision.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -21,15 +24,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from prep.training.schema import Quantization
 
-LEAST: Mapping[Quantization, float | None] = {"none": None, "fp8": 1.0, "nf4": 0.5, "int8": 1.0}  # bytes of a number
+LEAST: Mapping[Quantization, float | None] = {"none": None, "fp8": 1.0, "nf4": 0.5, "int8": 1.0,
+                                              "fp8-w8a8": 1.0}  # bytes of a number
 BLOCK = 64  # of NF4: numbers that share a scale
 PART = 1 << 18  # numbers that are quantized at a time: tens of bytes for each are needed meanwhile
-FP8_MOST = 448.0  # the largest number of float8 e4m3
+FP8 = torch.float8_e4m3fn
+FP8_MOST = 448.0  # its largest number
 INT8_MOST = 127  # so that the range is symmetric
-ROWS = 17  # torch's product of int8 matrices on CUDA takes no fewer rows, and sides that are multiples of 8
+ROWS = 17  # torch's product of int8 matrices on CUDA takes no fewer rows; of fp8, they would be no faster
+# What the sides of the weight must be multiples of: `_int_mm` and `_scaled_mm` of torch on CUDA.
+SIDES: Mapping[Quantization, int] = {"int8": 8, "fp8-w8a8": 16}
 
 
 def quantized(quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
@@ -61,24 +69,25 @@ class QuantizedLinear(nn.Linear):
 
     def unpack(self, packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """The weight that these bytes are, `[out, in]`."""
-        if self.quantization == "fp8":
-            return packed.view(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
         if self.quantization == "int8":
             return (packed * scale).to(dtype)
-        return _from_nf4(packed, scale, (self.out_features, self.in_features), dtype)
+        if self.quantization == "nf4":
+            return _from_nf4(packed, scale, (self.out_features, self.in_features), dtype)
+        return packed.view(FP8).to(dtype) * scale.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`inputs` times the weight, in autocast's dtype if it is on, plus the bias."""
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
-        product_of: Any = _Int8Product if self._multiplies_int8(inputs) else _Product
+        product_of: Any = _PRODUCTS[self.quantization] if self._multiplies_8_bits(inputs) else _Product
         product: Tensor = product_of.apply(inputs.to(dtype), self.weight, self.scale, self)
         return product if self.bias is None else product + self.bias.to(dtype)
 
-    def _multiplies_int8(self, inputs: Tensor) -> bool:
-        """Whether torch multiplies matrices of int8 here; the shapes that CUDA demands count on a CPU, too."""
-        return (self.quantization == "int8" and inputs.numel() >= ROWS * self.in_features
-                and self.in_features % 8 == 0 and self.out_features % 8 == 0 and _has_int8(inputs.device))
+    def _multiplies_8_bits(self, inputs: Tensor) -> bool:
+        """Whether torch multiplies matrices of 8 bits here; the shapes that CUDA demands count on a CPU, too."""
+        side = SIDES.get(self.quantization)
+        return (side is not None and inputs.numel() >= ROWS * self.in_features and self.in_features % side == 0
+                and self.out_features % side == 0 and _HAS[self.quantization](inputs.device))
 
 
 @cache
@@ -86,6 +95,25 @@ def _has_int8(device: torch.device) -> bool:
     if device.type == "cuda" and torch.version.hip is None:
         return torch.cuda.get_device_capability(device) >= (7, 5)  # tensor cores for int8: Turing and later
     return device.type in ("cuda", "cpu")
+
+
+@cache
+def _has_fp8(device: torch.device) -> bool:
+    """On AMD's GPUs the format is another one (fnuz) or new. A CPU only emulates the product, slower than weights
+    unpacked; it is used there to be what it is on GPUs, and before 2.13 it refused scales of rows on CPUs with AMX.
+    """
+    if device.type == "cuda" and torch.version.hip is None:
+        return torch.cuda.get_device_capability(device) >= (8, 9)  # tensor cores for fp8: Ada, Hopper and later
+    return device.type == "cpu" and TorchVersion(torch.__version__) >= "2.13"
+
+
+@cache
+def _scales_rows(device: torch.device) -> bool:
+    """Whether torch's product in fp8 itself scales rows well. On Ada it is slower than scaling afterwards, torch's
+    builds for Windows lack it, and so do some for consumer Blackwell (pytorch#192707). A CPU is slow without.
+    """
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cpu" or (hopper and sys.platform != "win32")
 
 
 class _Product(torch.autograd.Function):
@@ -124,18 +152,77 @@ class _Int8Product(torch.autograd.Function):
         return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None, None, None
 
 
+class _Fp8Product(torch.autograd.Function):
+    """x Wᵀ of matrices of float8 with a scale for each row, and its gradient g W, whose scales of W go with g.
+
+    Gradients are e4m3, too, as in torchao's recipe `rowwise`: of normally distributed ones and of those with long tails
+    (Student's t with 2 or 3 degrees of freedom, lognormal with σ = 2) its rounding took products off by 0.027, e5m2's
+    by 0.053 to 0.056. A row's own scale makes up for the smaller range.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, weight_scale: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.save_for_backward(weight, weight_scale)
+        product = _fp8_product(inputs.flatten(0, -2), weight.t(), weight_scale.t())
+        return product.to(inputs.dtype).view(*inputs.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,), (weight, weight_scale) = gradients, ctx.saved_tensors
+        rows = _ranged(gradient.flatten(0, -2))
+        # Tensor cores want the second matrix of fp8 by columns. The weight is by columns for the forward pass; the
+        # copy for this one, a byte a number, lives no longer than the product, where a kept one would double a model.
+        by_columns = weight.t().contiguous().t()
+        product = _fp8_product(rows * weight_scale.t().to(rows.dtype), by_columns, None)
+        return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None, None, None
+
+
+def _fp8_product(rows: Tensor, packed: Tensor, scale: Tensor | None) -> Tensor:
+    """`rows`, rounded to float8, times a matrix of bytes of float8 that lies by columns, with a `scale` for each: in
+    bfloat16, which is all that torch's product with scales of rows has had on GPUs.
+
+    All scales are powers of two, so that bfloat16 takes them before or after its rounding to the same end: a product of
+    the largest numbers of float8 is far from its limits. Sums of fewer bits (`use_fast_accum`) are what torchao's
+    recipe `rowwise` takes: the kernels are fast only so.
+    """
+    first, first_scale = _to_fp8(rows.contiguous())  # gradients may lie by columns
+    if in_rows := _scales_rows(rows.device):
+        given = first_scale, first_scale.new_ones(1, packed.shape[1]) if scale is None else scale
+    else:
+        given = first_scale.new_ones(()), first_scale.new_ones(())
+    product = torch._scaled_mm(first.view(FP8), packed.view(FP8), given[0], given[1], out_dtype=torch.bfloat16,
+                               use_fast_accum=True)
+    for each in () if in_rows else (first_scale, scale):
+        if each is not None:
+            product.mul_(each.bfloat16())
+    return product
+
+
+_PRODUCTS: Mapping[Quantization, type[torch.autograd.Function]] = {"int8": _Int8Product, "fp8-w8a8": _Fp8Product}
+_HAS: Mapping[Quantization, Callable[[torch.device], bool]] = {"int8": _has_int8, "fp8-w8a8": _has_fp8}
+
+
 def _to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers of -127 to 127, `[rows, columns]`, and the scale of each row, float32 `[rows, 1]`."""
-    scale = (matrix.abs().amax(dim=1, keepdim=True).float() / INT8_MOST).clamp(min=2.0**-100)
+    scale = (_largest(matrix) / INT8_MOST).clamp(min=2.0**-100)
     return (matrix / scale).round_().to(torch.int8), scale
 
 
 def _to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Bytes `[rows, columns]`, and powers of two `[rows, 1]` with which the largest number of a row is 224 to 448."""
-    numbers = matrix.float()
-    largest = numbers.abs().amax(dim=1, keepdim=True)
-    scale = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
-    return (numbers / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
+    numbers = _ranged(matrix)
+    scale = torch.exp2(torch.ceil(torch.log2(_largest(numbers).clamp(min=2.0**-100) / FP8_MOST)))
+    return (numbers * (1 / scale).to(numbers.dtype)).to(FP8).view(torch.uint8), scale
+
+
+def _ranged(matrix: Tensor) -> Tensor:
+    """The matrix in a dtype with float32's range, in which its numbers and powers of two have exact products."""
+    return matrix.float() if matrix.dtype == torch.float16 else matrix
+
+
+def _largest(matrix: Tensor) -> Tensor:
+    """The largest magnitude of each row, float32 `[rows, 1]`, without a matrix of magnitudes."""
+    return torch.maximum(matrix.amax(dim=1, keepdim=True), -matrix.amin(dim=1, keepdim=True)).float()
 
 
 def _by_rows(pack: Callable[[Tensor], tuple[Tensor, Tensor]], dtype: torch.dtype, weight: Tensor
@@ -174,7 +261,8 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _PACKED: Mapping[Quantization, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-    "fp8": partial(_by_rows, _to_fp8, torch.uint8), "nf4": _to_nf4, "int8": partial(_by_rows, _to_int8, torch.int8)}
+    "fp8": partial(_by_rows, _to_fp8, torch.uint8), "nf4": _to_nf4, "int8": partial(_by_rows, _to_int8, torch.int8),
+    "fp8-w8a8": partial(_by_rows, _to_fp8, torch.uint8)}
 
 
 def _from_nf4(packed: Tensor, scale: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

@@ -116,7 +116,7 @@ def ours(folder: Path, precision: str, quantization: str) -> nn.Module:
 
 @pytest.mark.parametrize(("precision", "quantization"), [
     ("bf16", "none"), ("bf16", "nf4"), ("fp32", "fp8"), ("bf16", "int8"),
-    *(pytest.param(precision, quantization, marks=pytest.mark.slow) for precision, quantization in
+    ("bf16", "fp8-w8a8"), *(pytest.param(precision, quantization, marks=pytest.mark.slow) for precision, quantization in
       [("fp32", "none"), ("fp16", "none"), ("bf16", "fp8"), ("fp16", "fp8"), ("fp32", "nf4"), ("fp16", "nf4")])])
 def test_a_frozen_base_is_that_of_float32_rounded(model, precision, quantization):
     name = FAMILIES[infer_family(model)].denoiser

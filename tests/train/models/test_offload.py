@@ -69,7 +69,8 @@ def test_blocks_are_spread_and_the_fewest_that_are_enough_are_taken():
 @pytest.mark.parametrize("settings", [
     {}, {"precision": "bf16"}, {"lora": {"rank": 2, "dropout": 0.3}}, {"lora": {"rank": 2, "dora": True}},
     {"lora": {"rank": 2, "kind": "lokr"}}, {"lora": {"rank": 2, "init": "pissa"}},
-    {"quantization": "fp8"}, {"quantization": "nf4", "precision": "bf16"}, {"quantization": "int8"}], ids=str)
+    {"quantization": "fp8"}, {"quantization": "nf4", "precision": "bf16"}, {"quantization": "int8"},
+    {"quantization": "fp8-w8a8"}], ids=str)
 def test_steps_are_the_same_to_the_last_bit(setup, monkeypatch, settings):
     """Also of layers without an adapter whose quantized weights are all that their gradient needs."""
     if settings.get("quantization") == "nf4":

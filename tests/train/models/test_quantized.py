@@ -19,10 +19,12 @@ from prep.training.schema import Lora
 from train.check import check
 from train.config.load import parse
 from train.models import lora
+from train.models import quantized as quantized_module
 from train.models.quantized import QuantizedLinear, quantized
 from train.setup import RunRequest
 
 KINDS = ["fp8", "nf4"]
+IN_8_BITS = ["int8", "fp8-w8a8"]  # multiplied as such
 # The 16 values of NF4 (Dettmers et al. 2023, appendix E).
 NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
                 -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -120,19 +122,71 @@ def test_int8_multiplies_rounded_rows_forward_and_backward(bias):
     np.testing.assert_allclose(mine.grad.reshape(-1, 64).numpy(), back, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "columns", "outputs"), [(16, 64, 48), (32, 60, 48), (32, 64, 44)])
-def test_int8_that_gpus_cannot_multiply_is_unpacked(rows, columns, outputs):
-    layer = QuantizedLinear(layer_of(outputs, columns), "int8")
-    given = torch.randn(rows, columns)
-    wanted = given @ layer.unpacked(torch.float32).T + layer.bias
-    torch.testing.assert_close(layer(given), wanted)
+def in_fp8(matrix):
+    """The definition of fp8-w8a8: what the numbers of each row mean in float8 with the least power of two that fits."""
+    largest = matrix.abs().amax(dim=1, keepdim=True)
+    scale = torch.exp2(torch.ceil(torch.log2(torch.where(largest == 0, 1, largest) / 448)))
+    return (matrix / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales_rows", [True, False])
+def test_fp8_multiplies_rounded_rows_forward_and_backward(monkeypatch, bias, dtype, scales_rows):
+    """Whether the device scales rows as it multiplies, or only afterwards: products are in bfloat16."""
+    monkeypatch.setattr("train.models.quantized._scales_rows", lambda device: scales_rows)
+    layer = layer_of(bias=bias)
+    with torch.no_grad():
+        layer.weight[3] = 0.0
+        layer.weight[4] *= 2.0**12
+    given, gradient = torch.randn(3, 7, 64, dtype=dtype), torch.randn(48, 3, 7, dtype=dtype).permute(1, 2, 0)
+    given[1, 2], given[0, 1] = 0.0, given[0, 1] * 2.0**-10
+    quantized, mine = QuantizedLinear(layer, "fp8-w8a8"), given.clone().requires_grad_()
+    weight = in_fp8(layer.weight.detach())
+    assert torch.equal(quantized.unpacked(torch.float32), weight)
+    assert torch.equal(quantized.weight, QuantizedLinear(layer, "fp8").weight)
+    answer, wanted = quantized(mine), in_fp8(given.reshape(-1, 64).float()) @ weight.T
+    shift = layer.bias.detach().to(dtype) if bias else 0
+    torch.testing.assert_close(answer.view(-1, 48).detach(), wanted.bfloat16().to(dtype) + shift, rtol=0.02, atol=1e-3)
+    answer.backward(gradient)
+    back = in_fp8(gradient.reshape(-1, 48).float() * quantized.scale.T) @ (weight / quantized.scale)
+    torch.testing.assert_close(mine.grad.view(-1, 64), back.bfloat16().to(dtype), rtol=0.02,
+                               atol=float(back.abs().max()) / 300)
+
+
+@pytest.mark.parametrize(("kind", "rows", "columns", "outputs"), [
+    ("int8", 16, 64, 48), ("int8", 32, 60, 48), ("int8", 32, 64, 44), ("fp8-w8a8", 16, 64, 48),
+    ("fp8-w8a8", 32, 72, 48), ("fp8-w8a8", 32, 64, 40)])
+def test_what_gpus_cannot_multiply_in_8_bits_is_unpacked(kind, rows, columns, outputs):
+    assert_unpacked(QuantizedLinear(layer_of(outputs, columns), kind), torch.randn(rows, columns))
+
+
+@pytest.mark.parametrize("kind", IN_8_BITS)
+def test_devices_without_products_of_8_bits_unpack(monkeypatch, kind):
+    monkeypatch.setitem(quantized_module._HAS, kind, lambda device: False)
+    assert_unpacked(QuantizedLinear(layer_of(), kind), torch.randn(32, 64))
+
+
+def assert_unpacked(layer, given):
+    torch.testing.assert_close(layer(given), given @ layer.unpacked(torch.float32).T + layer.bias)
+
+
+@pytest.mark.parametrize(("capability", "platform", "has", "scales_rows"), [
+    ((8, 6), "linux", False, False), ((8, 9), "linux", True, False), ((9, 0), "linux", True, True),
+    ((9, 0), "win32", True, False), ((10, 0), "linux", True, False), ((12, 0), "win32", True, False)])
+def test_which_gpus_multiply_fp8_and_scale_its_rows(monkeypatch, capability, platform, has, scales_rows):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("sys.platform", platform)
+    asked = quantized_module._has_fp8, quantized_module._scales_rows
+    assert [call.__wrapped__(torch.device("cuda")) for call in asked] == [has, scales_rows]
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_int8_hides_no_overflow(bad, dtype):
+@pytest.mark.parametrize("kind", IN_8_BITS)
+def test_products_of_8_bits_hide_no_overflow(bad, dtype, kind):
     """A step whose gradients are not finite is left out, so these must not come back as numbers."""
-    layer, given = QuantizedLinear(layer_of(bias=False), "int8"), torch.randn(20, 64, dtype=dtype)
+    layer, given = QuantizedLinear(layer_of(bias=False), kind), torch.randn(20, 64, dtype=dtype)
     given[3, 5] = bad
     given.requires_grad_()
     answer = layer(given)
@@ -143,17 +197,18 @@ def test_int8_hides_no_overflow(bad, dtype):
     assert not given.grad[7].isfinite().any() and given.grad[:7].isfinite().all()
 
 
-def test_products_in_int8_are_off_by_about_a_hundredth():
+@pytest.mark.parametrize(("kind", "low", "high"), [("int8", 0.005, 0.015), ("fp8-w8a8", 0.03, 0.045)])
+def test_products_of_8_bits_are_off_by_little(kind, low, high):
     """As the guide says, for numbers that are normally distributed; bfloat16 itself is off by 0.003."""
     layer = layer_of(640, 1280, bias=False)
     given = torch.randn(512, 1280).requires_grad_()
     gradient = torch.randn(512, 640)
     found = []
-    for each in (layer, QuantizedLinear(layer, "int8")):
+    for each in (layer, QuantizedLinear(layer, kind)):
         answer = each(given)
         found.append((answer.detach(), *torch.autograd.grad(answer, given, gradient)))
     for wanted, value in zip(*found, strict=True):
-        assert 0.005 < (value - wanted).norm() / wanted.norm() < 0.015
+        assert low < (value - wanted).norm() / wanted.norm() < high
 
 
 def quantize(model, kind):
@@ -163,7 +218,7 @@ def quantize(model, kind):
             setattr(model.get_submodule(parent), last, changed)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "int8"])
+@pytest.mark.parametrize("kind", [*KINDS, *IN_8_BITS])
 def test_layers_of_blocks_take_less_memory_and_others_stay(tiny_model, kind):
     unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
     before = {name: module for name, module in unet.named_modules() if type(module) is nn.Linear}
@@ -209,23 +264,24 @@ def test_a_run_learns_what_one_on_the_same_weights_does(make, setup_of, tmp_path
             torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
-def test_a_run_in_int8_learns_nearly_what_one_on_whole_weights_does(make, setup_of, tmp_path, precision):
-    made = make()
+@pytest.mark.parametrize(("kind", "precision"), [
+    ("int8", "bf16"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        ("int8", "fp32"), ("fp8-w8a8", "fp32"), ("fp8-w8a8", "bf16")))])
+def test_a_run_in_8_bits_learns_nearly_what_one_on_whole_weights_does(make, setup_of, tmp_path, kind, precision):
+    made, kinds = make(), ("none", kind)
     settings = {**QUICK, "precision": precision, "lora": {"rank": 4, "targets": "all-linear"},
                 "gradient_checkpointing": True}
-    for kind in ("none", "int8"):
-        go(setup_of(made, **settings, quantization=kind), tmp_path / kind)
-    losses = [[event["loss"] for event in events(tmp_path / kind) if event["event"] == "step"]
-              for kind in ("none", "int8")]
+    for each in kinds:
+        go(setup_of(made, **settings, quantization=each), tmp_path / each)
+    losses = [[event["loss"] for event in events(tmp_path / each) if event["event"] == "step"] for each in kinds]
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.03)
     ours, other = (torch.cat([value.flatten() for name, value in sorted(load_file(
-        tmp_path / kind / "lora.safetensors").items()) if "lora_up" in name]) for kind in ("none", "int8"))
+        tmp_path / each / "lora.safetensors").items()) if "lora_up" in name]) for each in kinds)
     assert torch.nn.functional.cosine_similarity(ours, other, dim=0) > 0.9
 
 
 @pytest.mark.parametrize("kind", [
-    pytest.param(kind, marks=pytest.mark.slow) if kind == "nf4" else kind for kind in (*KINDS, "int8")])
+    pytest.param(kind, marks=pytest.mark.slow) if kind == "nf4" else kind for kind in (*KINDS, *IN_8_BITS)])
 def test_a_resumed_run_is_the_same_to_the_byte(make, setup_of, tmp_path, kind):
     setup = setup_of(make(), **QUICK, quantization=kind, precision="bf16", lora={"rank": 2, "dropout": 0.1})
     go(setup, tmp_path / "straight")

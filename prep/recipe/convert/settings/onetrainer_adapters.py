@@ -12,8 +12,8 @@ _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
 _DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32",
                               "TFLOAT_32": "fp32"}
 _PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr"}
-_QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8", "FLOAT_W8A8": "fp8", "INT_8": "int8",
-                                 "INT_W8A8": "int8"}
+_QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8", "FLOAT_W8A8": "fp8-w8a8",
+                                 "INT_8": "int8", "INT_W8A8": "int8"}
 _RANK = 16  # OneTrainer's default, as those of the others
 _LORA: Mapping[str, tuple[str, float]] = {"lora_alpha": ("lora.alpha", 1.0),
                                           "dropout_probability": ("lora.dropout", 0.0)}
