@@ -109,8 +109,9 @@ def _has_fp8(device: torch.device) -> bool:
 
 @cache
 def _scales_rows(device: torch.device) -> bool:
-    """Whether torch's product in fp8 itself scales rows well. On Ada it is slower than scaling afterwards, torch's
-    builds for Windows lack it, and so do some for consumer Blackwell (pytorch#192707). A CPU is slow without.
+    """Whether torch's product in fp8 itself scales rows well. Elsewhere OneTrainer found scaling afterwards much faster
+    (its LinearW8A8.py); torch's builds for Windows lack the kernel (RowwiseScaledMM.cuh), and consumer Blackwell was
+    refused it (pytorch#192707). A CPU is slow without.
     """
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     return device.type == "cpu" or (hopper and sys.platform != "win32")
