@@ -328,8 +328,8 @@ class Config:
                                          help="keep the frozen weights of a LoRA's base in 8 bits (float8 with a scale "
                                          "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "
                                          "models fit, steps are slower; int8 and fp8-w8a8: 8 bits that are also "
-                                         "multiplied as such, inputs and gradients rounded to them: faster, products "
-                                         "off by about 1 and 4 %; fp8-w8a8 for NVIDIA GPUs from Ada on")
+                                         "multiplied as such, inputs and gradients rounded to them: products off by "
+                                         "about 1 and 4 %; fp8-w8a8 for NVIDIA GPUs from Ada on")
     gradient_checkpointing: bool | str = setting(
         AUTO, check=checkpointing_check, values=f'true, false, "{AUTO}" or "{IN_HOST}"', resume=True,
         help="recompute activations: less memory, slower steps, the same numbers; auto: with offload, "

@@ -9,8 +9,9 @@
 These are the linear layers of the denoiser's blocks. The others stay as they are: they embed the input, the timestep
 and the text, or project to the output, and are small. With fp8 and nf4 each pass makes a layer's weights anew in the
 dtype of the computation, forward and backward, so that no more than one layer has them at a time, and what the adapters
-learn is exact for this base. Products in int8 and fp8-w8a8 are faster where the device multiplies 8 bits, and
-themselves off, by about 1 % and 4 %; other devices unpack weights for them, too. A result is meant for the model it was
+learn is exact for this base. Products in int8 and fp8-w8a8 are themselves off, by about 1 % and 4 %; devices that do
+not multiply 8 bits unpack weights for them, too. Whether they are faster depends on what rounding costs beside the
+product: on CPUs without AMX int8 is, on an H200 neither is without compiling. A result is meant for the model it was
 trained on, at any precision.
 """
 
@@ -149,6 +150,8 @@ class _Int8Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,), (weight, weight_scale) = gradients, ctx.saved_tensors
         packed, scale = _to_int8(gradient.flatten(0, -2) * weight_scale.t())
+        if gradient.is_cuda:  # by rows, a second matrix took cuBLAS 3.3 times as long there; the copy is as of fp8
+            weight = weight.t().contiguous().t()
         product = torch._int_mm(packed, weight) * scale
         return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None, None, None
 
