@@ -60,7 +60,7 @@ def test_each_type_is_unpacked_in_pieces_as_by_the_library_at_once(library, kind
     number = next(each for each, (name, _, _) in TYPES.items() if name == kind)
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_files.header([("w", (2 * numbers, rows), number, 0)]) + data.tobytes())
-    monkeypatch.setattr("prep.models.checkpoints.stored.PIECE", 8 * numbers)  # two blocks at a time
+    monkeypatch.setattr("prep.models.checkpoints.stored.UNPACKED", 2 * numbers)  # two blocks at a time
     stored = Stored.of(read_tensors([path]))
     wanted = torch.from_numpy(dequantize(data, library.GGMLQuantizationType[kind]).copy())
     assert stored.tensors["w"].shape == (rows, 2 * numbers) == tuple(wanted.shape)

@@ -99,13 +99,29 @@ def test_what_is_written_is_read_by_the_library(tmp_path):
     assert all(torch.equal(read.read(name).float(), value.float()) for name, value in made.items())
 
 
-def test_a_file_that_lost_its_end_after_its_header_was_read(tmp_path):
+HALVES = [torch.float16, torch.bfloat16]
+FLOATS = [*HALVES, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+def test_a_cast_rounds_each_number_as_torch_does(tmp_path, kind, dtype):
+    every = torch.cat([torch.arange(1 << 16).to(torch.uint16).view(half).double() for half in HALVES])
+    path, numbers = tmp_path / "w.safetensors", torch.cat([every, every * (1 + 2**-9), torch.ones(3)]).to(kind)
+    save_file({"x": numbers}, path)
+    found, wanted = Stored.of(read_tensors([path])).cast("x", dtype), numbers.to(dtype)
+    assert found.dtype == dtype and torch.equal(found.isnan(), wanted.isnan())
+    assert torch.equal(found[~found.isnan()], wanted[~wanted.isnan()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_file_that_lost_its_end_after_its_header_was_read(tmp_path, dtype):
     path = tmp_path / "w.safetensors"
     save_file({"x": torch.ones(40)}, path)
     found = Stored.of(read_tensors([path]))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelError, match="changed while it was read"):
-        found.read("x")
+        found.cast("x", dtype)
 
 
 def test_a_dtype_that_torch_does_not_have(tmp_path):
