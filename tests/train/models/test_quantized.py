@@ -20,7 +20,7 @@ from train.check import check
 from train.config.load import parse
 from train.models import lora
 from train.models import quantized as quantized_module
-from train.models.quantized import QuantizedLinear, quantized
+from train.models.quantized import BLOCK, QuantizedLinear, quantized
 from train.setup import RunRequest
 
 KINDS = ["fp8", "nf4"]
@@ -49,6 +49,22 @@ def test_nf4_is_the_nearest_of_its_values_in_each_block(rows, columns):
     scale = np.abs(weight).max(1, keepdims=True)
     found = QuantizedLinear(layer, "nf4").unpacked(torch.float32).numpy().reshape(-1, 64)
     np.testing.assert_allclose(found, nearest(weight / scale, NF4) * scale, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (7, 33), (1, 63), (97, 640)])  # 97 * 640 numbers are three parts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_has_the_bytes_of_the_library_also_on_its_bounds_and_beside_what_is_not_finite(shape, dtype):
+    layer = nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+    values, numbers = torch.from_numpy(NF4), layer.weight.detach().view(-1)
+    bounds = (values[1:] + values[:-1]) / 2
+    given = torch.cat([values, *(torch.nextafter(bounds, to) for to in (bounds, bounds - 1, bounds + 1))])
+    count = min(len(numbers), 3 * BLOCK)
+    numbers[:count] = torch.cat([given, torch.zeros(BLOCK), given * 1e-38, given.flip(0)])[:count]
+    numbers[-BLOCK:][:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    library = pytest.importorskip("bitsandbytes.functional")
+    packed, state = library.quantize_4bit(numbers.float(), blocksize=BLOCK, quant_type="nf4", compress_statistics=False)
+    found = QuantizedLinear(layer, "nf4")
+    assert torch.equal(found.weight, packed) and torch.equal(found.scale.nan_to_num(), state.absmax.nan_to_num())
 
 
 def test_fp8_is_the_nearest_of_its_values_in_each_row_in_every_dtype():
