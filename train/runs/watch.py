@@ -71,6 +71,8 @@ class RunDisplay:
 
     def remaining(self) -> str:
         """Remaining time, as 1:02:03, at the pace after the first step, which is slower than the others."""
+        if 0 < self.steps <= self.step:
+            return clock(0)
         if self._first is None or self.step <= self._first[1]:
             return "?"
         pace = (time.monotonic() - self._first[0]) / (self.step - self._first[1])

@@ -40,6 +40,14 @@ def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
     assert progress.cells()["validation"] == "0.5000"
 
 
+def test_after_the_last_step_nothing_is_left():
+    """Also where one step, which is slower than others, is all that a resumed run had to do."""
+    progress = RunDisplay()
+    progress.take(START)
+    progress.take(step(10))
+    assert progress.remaining() == "0:00:00"
+
+
 def test_a_loss_that_is_no_number_is_passed_over():
     progress = RunDisplay()
     progress.take(step(1, None))
