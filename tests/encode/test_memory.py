@@ -5,6 +5,9 @@ The device is a model that raises what PyTorch raises, for batches above a size.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,8 @@ from transformers import CLIPTextModel
 from prep.cache.reader import Reader
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
+from prep.models import vae as vaes
+from prep.models.text import encoder as encoding
 from prep.models.text.encoder import TextEncoder
 from prep.models.vae import VaeEncoder
 
@@ -137,3 +142,26 @@ def test_float32_once_more_that_does_not_fit_leaves_the_encoder_as_it_was(tiny_m
     with pytest.raises(Exception, match="too little memory"):
         encoder.encode(np.zeros((2, 64, 64, 3), np.uint8))
     assert encoder._vae.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run", "--measure")])
+def test_no_text_encoder_is_in_memory_while_the_vae_is_loaded(encode, monkeypatch, options):
+    load, load_vae, encoders, left = encoding.load_encoder, vaes.load_vae, [], []
+
+    def watched(*args):
+        encoders.append(weakref.ref(found := load(*args)))
+        return found
+
+    def look(*args):
+        left.append([one() for one in encoders if one() is not None])
+        return load_vae(*args)
+
+    monkeypatch.setattr(encoding, "load_encoder", watched)
+    monkeypatch.setattr(vaes, "load_vae", look)
+    before = gc.get_threshold()
+    gc.set_threshold(0)  # by chance, the collector would find it
+    try:
+        assert encode("cache", *options).code == 0
+    finally:
+        gc.set_threshold(*before)
+    assert encoders and left == [[]]

@@ -19,6 +19,7 @@ from prep.loader.index import Index
 from prep.loader.rows import DTYPES
 from prep.manifest.commands import prompts_command
 from prep.manifest.consistency import is_shape_of
+from prep.models.device.memory import memory_freed
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays, options_of
 from prep.models.files import Model
@@ -49,7 +50,9 @@ def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
                           "expected one whose text is encoded with them",
                           hint=f"write the prompt into a file, and run {command}")
     if lacking:
-        encoded = encode_texts(index, model, [(text.words or "", text.negative) for text in lacking.values()], device)
+        with memory_freed(device):
+            encoded = encode_texts(index, model, [(text.words or "", text.negative) for text in lacking.values()],
+                                   device)
         rows |= dict(zip(lacking, encoded, strict=True))
     return tuple(PromptRows(prompt=prompt.text, positive=rows[texts[prompt][0].key], settings=prompt.settings,
                             negative=rows[texts[prompt][1].key],

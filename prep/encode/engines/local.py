@@ -99,7 +99,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, pr
     if first is None:
         return
     with phase(progress, "loading the text encoder"):
-        encoder = tools.encoder("text", lambda: _text_encoder(job, first[1]))
+        encoder = tools.encoder("text", lambda: _text_encoder(job, first[1], tools))
     _check_text_shapes(job, encoder.shapes)
     with bar_of(job, "text", progress) as tick:
         for task, coming in chain([first], turns):
@@ -111,16 +111,19 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, pr
     sink.tally.note_batches(encoder.batches, "captions", "")
 
 
-def _text_encoder(job: Job, first: Iterable[Task]) -> Any:
+def _text_encoder(job: Job, first: Iterable[Task], tools: Tools) -> Any:
     with defer_interrupts():
         from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
 
         quiet_libraries()
+        from prep.models.device.memory import memory_freed
         from prep.models.text.encoder import TextEncoder
 
-    return TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
-                       compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
-                       compiled=job.compiled, first=_captions(job, first))
+    encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
+                          compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
+                          compiled=job.compiled, first=_captions(job, first))
+    tools.hold(memory_freed(encoder.batches.device))
+    return encoder
 
 
 def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:

@@ -34,12 +34,13 @@ def _measured(job: Job, tools: Tools, progress: Progress) -> Measured:
     by_field: dict[str, list[Task]] = {field: [task for task in job.tasks if task.field == field]
                                        for field in ("mask", "text", "latent")}
     quiet_libraries()
-    from prep.models.device.memory import peak_memory  # here: --dry-run without --measure imports no torch
+    from prep.models.device.memory import memory_freed, peak_memory  # here: without --measure no torch is imported
+    from prep.models.tensors import pick_device
 
     seconds, loading, rows = 0.0, 0.0, {}
     for field, run in (("mask", _masks), ("text", _texts), ("latent", _latents)):
         if by_field[field]:
-            with phase(progress, f"measuring {field}"):
+            with phase(progress, f"measuring {field}"), memory_freed(pick_device(job.device)):
                 loaded, took, rows[field] = run(job, by_field[field], tools)
             seconds, loading = seconds + loaded + took, loading + loaded
     return Measured(seconds=seconds, loading=loading, memory=peak_memory(job.device), rows=rows)

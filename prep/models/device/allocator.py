@@ -44,6 +44,11 @@ def _as_usual(mallopt: Callable[..., int]) -> None:
     """Sets glibc's own values, and returns what is free to the system."""
     for name, value in _USUAL:
         mallopt(name, value)
+    return_heap()
+
+
+def return_heap() -> None:
+    """Returns freed memory that glibc keeps to the system."""
     if trim := _glibc("malloc_trim"):
         trim(0)
 

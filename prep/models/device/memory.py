@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from prep.errors import OutOfMemoryError
+from prep.models.device.allocator import return_heap
 from prep.models.tensors import pick_device
 from prep.runtime import killable, peak_resident
 
@@ -112,6 +115,19 @@ def peak_memory(name: str) -> int | None:
 
 
 def free_memory(device: torch.device) -> None:
-    """Returns what PyTorch keeps for later allocations to the device."""
+    """Returns what PyTorch keeps for later allocations to the device, or on a CPU what glibc keeps."""
     if device.type in ("cuda", "mps", "xpu"):
         getattr(torch, device.type).empty_cache()
+    elif device.type == "cpu":
+        return_heap()
+
+
+@contextmanager
+def memory_freed(device: torch.device) -> Iterator[None]:
+    """At the end of the context, the device has the memory of what nobody uses any longer: also of pipelines, whose
+    parts refer to one another."""
+    try:
+        yield
+    finally:
+        gc.collect()
+        free_memory(device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -40,3 +43,22 @@ def test_a_row_that_is_not_finite_is_refused(make, tiny_model, monkeypatch):
     with pytest.raises(ModelError, match=r"the text encoder of .*tiny returns values that are not finite for "
                                          r"'unheard of'"):
         encode_prompts(open_index(make().manifest), tiny_model, [parse_prompt("unheard of", "x")], CPU)
+
+
+def test_no_text_encoder_is_left_in_memory(make, tiny_model, monkeypatch):
+    load, encoders = encoder.load_encoder, []
+
+    def watched(*args):
+        encoders.append(weakref.ref(found := load(*args)))
+        return found
+
+    monkeypatch.setattr(encoder, "load_encoder", watched)
+    monkeypatch.setattr(text, "is_shape_of", lambda *_: True)
+    index = open_index(make().manifest)
+    before = gc.get_threshold()
+    gc.set_threshold(0)  # by chance, the collector would find it
+    try:
+        encode_prompts(index, tiny_model, [parse_prompt("unheard of", "x")], CPU)
+    finally:
+        gc.set_threshold(*before)
+    assert encoders and encoders[0]() is None
