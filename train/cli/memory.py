@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prep.cli.ticker import progress_unless
 from prep.errors import OutOfMemoryError, first_line
 from prep.formatting import format_bytes
+from prep.progress import phase
 from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
@@ -75,8 +77,8 @@ class Fitting:
 
 
 def fitting(setup: Setup | None, device: str, named: int | None, world: int | None) -> Fitting:
-    """What a run takes on a device, or on one with so many bytes. Raises `UsageError` for a device that is not there.
-    """
+    """What a run takes on a device, or on one with so many bytes; shows progress. Raises `UsageError` for a device that
+    is not there."""
     if setup is None:
         return Fitting(forecast=None)
     with defer_interrupts():
@@ -85,7 +87,9 @@ def fitting(setup: Setup | None, device: str, named: int | None, world: int | No
 
     room = room_of(device, named)
     try:
-        result = forecast(setup, room, world=world or 1)
-        return Fitting(forecast=result, ways=tuple(ways(setup, result, world or 1)) if result.fits is False else ())
+        with phase(progress_unless(False), "estimating memory"):
+            result = forecast(setup, room, world=world or 1)
+            less = tuple(ways(setup, result, world or 1)) if result.fits is False else ()
+        return Fitting(forecast=result, ways=less)
     except Exception as error:  # a library may need data that a model without weights has not
         return Fitting(forecast=None, note=f"the memory of a run cannot be estimated: {first_line(error)[:200]}")

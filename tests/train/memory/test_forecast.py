@@ -13,6 +13,7 @@ import real_sizes
 import torch
 from diffusers import UNet2DConditionModel
 
+from prep.cli import ticker
 from prep.errors import ConfigError
 from prep.models.device.counting import Counted
 from train.memory import forecast as module
@@ -377,6 +378,19 @@ def test_check_says_what_a_step_takes(make, train):
     assert memory["free"] <= memory["total"] and memory["parts"]["libraries"] > 1 << 20
     text = train("check", made.path, "--steps", 2, "--memory", "12GB").out
     assert "estimated memory at the peak: " in text and "; a GPU has 12.0 GiB" in text
+
+
+def test_check_says_that_it_estimates(make, train, monkeypatch):
+    """Which takes 20 CPU seconds for SDXL."""
+    shown = []
+
+    def watched(*args, **options):
+        shown.extend(each.title for each in ticker._open)
+        return forecast(*args, **options)
+
+    monkeypatch.setattr(module, "forecast", watched)
+    assert train("check", make().path, "--steps", 2).code == 0
+    assert shown == ["estimating memory"]
 
 
 @pytest.mark.slow
