@@ -55,6 +55,8 @@ kind = getattr(diffusers if part == "denoiser" else transformers, pipeline_index
 dtype = torch.float32 if form.endswith("float32") else torch.bfloat16
 variant = "fp16" if list((folder / name).glob("*.fp16.*")) else None
 quiet_libraries()
+if form == "nf4":
+    import bitsandbytes.functional
 
 def watch():
     while not ended.wait(0.02):
