@@ -96,6 +96,12 @@ def main_of(module: str) -> tuple[str, str]:
     return "-c", f"import sys; sys.path.append({root!r}); from {module} import main; main()"
 
 
+def ask_for_huge_pages() -> None:
+    """Asks torch for pages of 2 MiB in large blocks on the CPU, unless the environment says otherwise. Torch reads that
+    as it makes its first tensor (c10/core/alignment.h), also in processes that this one starts."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 @contextmanager
 def safe_path() -> Iterator[None]:
     """Python processes that libraries start inside find no modules in the current directory, nor do those that these

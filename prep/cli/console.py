@@ -22,7 +22,7 @@ from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_l
 from prep.formatting import printable
 from prep.fs.paths import in_cache
 from prep.fs.remote.copies import more_room
-from prep.runtime import command_says, safe_path
+from prep.runtime import ask_for_huge_pages, command_says, safe_path
 
 if TYPE_CHECKING:
     import typer
@@ -49,6 +49,7 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
     """Runs `app` on `args` (default: the command line's) and exits, with the exit code of `errors.py`."""
     global _call
     _open_closed_streams()
+    ask_for_huge_pages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # any name can be printed

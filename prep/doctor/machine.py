@@ -49,7 +49,7 @@ def _open_files() -> list[Check]:
 def check_devices() -> list[Check]:
     """Checks the devices of torch, and whether it keeps the memory that models free."""
     try:
-        from prep.models.device.allocator import keeps_heap  # here: an installation of torch may be broken
+        from prep.models.device.allocator import has_huge_pages, keeps_heap  # here: torch may be broken
         from prep.models.device.present import devices, hidden_gpu
     except (ImportError, OSError) as error:
         return [Check(name="torch", state="warning", what=f"it cannot be imported: {first_line(error)}",
@@ -65,7 +65,8 @@ def check_devices() -> list[Check]:
     if why := hidden_gpu():
         checks.append(Check(name="GPU", state="warning", what=why, hint=CUDA))
     if keeps_heap():
-        checks.append(Check(name="allocator", state="ok", what="glibc keeps what a VAE on the CPU frees"))
+        checks.append(Check(name="allocator", state="ok", what="models on the CPU get memory in huge pages"
+                            if has_huge_pages() else "glibc keeps what a VAE on the CPU frees"))
     else:
         checks.append(Check(name="allocator", state="note", what="without glibc, each picture that a VAE encodes on "
                             "the CPU takes new memory from the system: up to half of the time of a small VAE"))

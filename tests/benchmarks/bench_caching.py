@@ -33,7 +33,7 @@ from diffusers import AutoencoderKL
 from PIL import Image, ImageOps
 from results import emit, parser_of, table
 
-from prep.models.device.allocator import kept_heap
+from prep.models.device.allocator import settled_heap
 from prep.models.loading import quiet_libraries
 
 SIDE, BATCH = 512, 4
@@ -116,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     taken: dict[str, list[tuple[float, float]]] = {}
     kept: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as scratch, kept_heap(torch.device("cpu")):
+    with tempfile.TemporaryDirectory() as scratch, settled_heap(torch.device("cpu")):
         root = Path(scratch)
         write_model(root / "model", options.vae)
         pictures = find_pictures(root, options.pictures)

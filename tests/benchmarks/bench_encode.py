@@ -32,7 +32,7 @@ from prep.demo.tiny_model import build_random
 from prep.encode.options import EncodeOptions
 from prep.encode.prepare import EncodeCall
 from prep.encode.run import run_encode
-from prep.models.device.allocator import kept_heap
+from prep.models.device.allocator import settled_heap
 from prep.models.loading import quiet_libraries
 from prep.recipe.load import load_recipe
 
@@ -92,7 +92,7 @@ def floor(vae: AutoencoderKL, pictures: list[Path]) -> None:
     def pixels(path: Path) -> np.ndarray:
         return np.asarray(Image.open(path).convert("RGB").resize((SIDE, SIDE), Image.LANCZOS))
 
-    with kept_heap(torch.device("cpu")), ThreadPoolExecutor(THREADS) as pool, torch.inference_mode():
+    with settled_heap(torch.device("cpu")), ThreadPoolExecutor(THREADS) as pool, torch.inference_mode():
         decoded = pool.map(pixels, pictures)
         for start in range(0, len(pictures), BATCH):
             batch = np.stack([next(decoded) for _ in pictures[start:start + BATCH]])

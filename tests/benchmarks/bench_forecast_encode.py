@@ -22,10 +22,12 @@ ONE = """
 import gc, json, sys, time
 from pathlib import Path
 import numpy as np
-from prep.models.device.allocator import kept_heap
+from prep.models.device.allocator import settled_heap
 from prep.models.device.peaks import vae_peak
 from prep.models.vae import VaeEncoder
-from prep.runtime import peak_resident, resident
+from prep.runtime import ask_for_huge_pages, peak_resident, resident
+
+ask_for_huge_pages()
 
 model, side, batch, compute = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 begun = time.process_time()
@@ -35,7 +37,7 @@ gc.collect()
 before = resident()
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 encoder = VaeEncoder(model, device="cpu", compute=compute, dtype="bfloat16")
-with kept_heap(encoder.batches.device):
+with settled_heap(encoder.batches.device):
     encoder.encode(np.random.default_rng(0).integers(0, 255, (batch, side, side, 3), dtype=np.uint8))
 print(json.dumps([told + before, peak_resident(), before, seconds]))
 """

@@ -29,7 +29,7 @@ from prep.arrays import ArraySpec
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
-from prep.models.device.allocator import kept_heap
+from prep.models.device.allocator import settled_heap
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.loading import quiet_libraries
@@ -131,7 +131,7 @@ def main() -> None:
     quiet_libraries()
     torch.set_num_threads(options.threads)
     rows = []
-    with kept_heap(torch.device("cpu")):
+    with settled_heap(torch.device("cpu")):
         for name in MODELS:
             rows += measured(name, options.captions, options.rounds)
     emit("prep encode's text encoder beside a plain loop",

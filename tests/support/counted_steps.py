@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import torch
+from allocations import Allocations
 
 from prep.loader import draws
 from prep.loader.batches import SLOTS, batches
@@ -26,7 +27,13 @@ CPU = torch.device("cpu")
 
 
 def counted(setup):
-    """Bytes by part at the peak of the second step."""
+    """Bytes by part at the peak of the second step; and all of them, as torch's allocator has them."""
+    with Allocations() as allocations:
+        parts = _counted(setup, allocations)
+    return parts, allocations.peak + parts[INPUTS]  # which the loader's thread allocates
+
+
+def _counted(setup, allocations):
     trainee = create_state(setup, CPU)
     trained = trainee.denoiser.parameters
     most, plan = setup.config.micro_batch, setup.plan
@@ -42,6 +49,7 @@ def counted(setup):
             parameter.register_post_accumulate_grad_hook(lambda value: mode.add(GRADIENTS, [value.grad]))
         for _ in range(2):
             mode.reset_peak()
+            allocations.reset_peak()
             for _ in range(passes):
                 batch = next(feed)
                 mode.add(INPUTS, _tensors(batch))

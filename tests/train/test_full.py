@@ -290,7 +290,9 @@ def test_it_may_change_where_the_steps_stay_the_same(make, setup_of, tmp_path):
 def test_the_memory_of_a_step_is_known(make, setup_of, name, dtype, fused):
     setup = setup_of(make(masks=False), **with_settings(dtype, fused, ema={"decay": 0.9}, optimizer={"name": name},
                                                         gradient_checkpointing=True))
-    wanted, given = counted(setup), count(setup, room_of("cpu")).parts
+    (wanted, allocated), given = counted(setup), count(setup, room_of("cpu")).parts
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.01)
+    scratch = 1 << 17  # of oneDNN within a convolution, whatever its size
+    assert sum(given.values()) == pytest.approx(allocated, rel=0.05, abs=scratch)
     same_parts = {"weights", "average", "inputs"}
     assert {part: given.get(part) for part in same_parts} == {part: wanted.get(part) for part in same_parts}

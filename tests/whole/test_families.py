@@ -685,8 +685,10 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made):
     found = setup(made, method=method, gradient_checkpointing=method == "full", ema={"decay": 0.9},
                   quantization=quantization)
-    wanted, given = counted(found), count(found, room_of("cpu")).parts
+    (wanted, allocated), given = counted(found), count(found, room_of("cpu")).parts
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.01)
+    if found.family.name != "sana" or method == "lora":  # whose convolutions oneDNN pads by groups, to 16 channels
+        assert sum(given.values()) == pytest.approx(allocated, rel=0.05)
     same_parts = {"weights", "adapters", "average", "inputs"}
     assert {name: given.get(name) for name in same_parts} == {name: wanted.get(name) for name in same_parts}
 

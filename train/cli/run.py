@@ -133,6 +133,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
     from train.runs.directory import lock_run
 
     with defer_interrupts():
+        from prep.models.device.allocator import settled_heap
         from prep.models.tensors import pick_device
         from train.failures import Progress, explained
         from train.loop import train
@@ -156,7 +157,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
         step = 0 if start is None else start.state.step
         progress = Progress(device=place, done=step, saved=step, world=ranks.world)
         try:
-            with explained(setup, local.path, progress):
+            with explained(setup, local.path, progress), settled_heap(place):
                 train(setup, storage if ranks.first else OnDisk(local), log, progress, start, ranks, requests)
         except KeyboardInterrupt:
             if log.last.get("event") == "stopped":  # after its checkpoint, not by a second Ctrl-C

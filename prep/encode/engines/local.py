@@ -180,10 +180,10 @@ def _vae_encoder(job: Job, tools: Tools) -> Any:
         from prep.models.loading import quiet_libraries  # here: as above
 
         quiet_libraries()
-        from prep.models.device.allocator import kept_heap
+        from prep.models.device.allocator import settled_heap
         from prep.models.vae import VaeEncoder
 
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                          with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
-    tools.hold(kept_heap(encoder.batches.device))
+    tools.hold(settled_heap(encoder.batches.device))
     return encoder

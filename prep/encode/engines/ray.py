@@ -30,8 +30,8 @@ from prep.workers.crew import ATTEMPTS, Crew, GivenUp
 from prep.workers.ray import Share, actors_of, connected, library
 
 AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
-# An actor works in a thread, and glibc gives a thread's large blocks back to the system at once, whatever `kept_heap`
-# asks for, unless it has the one arena of the process. That is settled as the process starts.
+# An actor works in a thread, and glibc gives a thread's large blocks back to the system at once, whatever
+# `settled_heap` asks for, unless it has the one arena of the process. That is settled as the process starts.
 ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 

@@ -1,7 +1,7 @@
 """The memory that encoders take at their peak, counted while they run on shapes alone: no weights are read.
 
-Tensors are counted, not what kernels allocate inside. On a CPU, the heap that is kept from batch to batch
-(`device.allocator`) gets holes: how many differs from run to run, so the most that was seen is added.
+Tensors are counted, not what kernels allocate inside. Where a CPU gives no huge pages, the heap that is kept from batch
+to batch (`device.allocator`) gets holes: how many differs from run to run, so the most that was seen is added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prep.formatting import format_bytes
 from prep.geometry import Size
 from prep.models.checkpoints.bounds import known_warnings, of_diffusers, require_room
 from prep.models.components import class_of
-from prep.models.device.allocator import keeps_heap
+from prep.models.device.allocator import has_huge_pages, keeps_heap
 from prep.models.device.hollow import META, Hollow
 from prep.models.device.host import available
 from prep.models.device.offload import SHARED
@@ -72,7 +72,8 @@ def vae_peak(model: Model, compute: str, bucket: Size, tile: int = 0, *, on_cpu:
         return posterior(vae, image_13HW.to(dtype))
 
     weights, moving = _counted(kind, files, partial(of_diffusers, kind, files), dtype, encode)
-    return Peak(name="VAE", weights=weights, each=int(moving * HOLES) if on_cpu and keeps_heap() else moving)
+    holes = HOLES if on_cpu and keeps_heap() and not has_huge_pages() else 1.0
+    return Peak(name="VAE", weights=weights, each=int(moving * holes))
 
 
 def text_peak(model: Model, family: Family, options: TextOptions, compute: str, batch: int) -> Peak:

@@ -100,7 +100,7 @@ def test_every_task_is_encoded_once(run):
     assert outcome.encoded == {"mask": 4, "text": 20, "latent": 12} and not outcome.transient and not outcome.notices
     assert len(run.ray.actors) == 2
     assert run.ray.options["max_restarts"] == run.ray.options["max_task_retries"] == 0
-    # `kept_heap` does nothing for a thread that has an arena of its own.
+    # `settled_heap` does nothing for a thread that has an arena of its own.
     assert run.ray.options["runtime_env"] == {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
     started, ended = run.ray.calls
     assert ended == "shutdown" and started["address"] == "local" and not started["include_dashboard"]

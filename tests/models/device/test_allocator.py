@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 FAULTS = """
 import resource, sys, torch
 from contextlib import nullcontext
-from prep.models.device.allocator import kept_heap
+from prep.models.device.allocator import settled_heap
 from threading import Thread
-with kept_heap(torch.device("cpu")) if sys.argv[1] == "kept" else nullcontext(False) as kept:
+with settled_heap(torch.device("cpu")) if sys.argv[1] == "kept" else nullcontext(False) as kept:
     assert kept == (sys.argv[1] == "kept")
     def work():
         return float(torch.empty(SIZE << 18, dtype=torch.float32).fill_(1)[7])  # MiB
@@ -71,23 +71,52 @@ def test_a_thread_keeps_its_memory_in_the_one_arena_that_ray_s_workers_have():
 
 def test_other_devices_and_other_libraries_change_nothing(monkeypatch):
     monkeypatch.setattr(allocator, "_glibc", lambda name: pytest.fail("asked"))
-    with allocator.kept_heap(torch.device("cuda")) as kept:
+    with allocator.settled_heap(torch.device("cuda")) as kept:
         assert not kept
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")
-    with allocator.kept_heap(CPU) as kept:
+    with allocator.settled_heap(CPU) as kept:
         assert not kept
     monkeypatch.undo()
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())  # musl
-    with allocator.kept_heap(CPU) as kept:
+    with allocator.settled_heap(CPU) as kept:
         assert not kept
+
+
+def test_huge_pages_are_those_that_torch_asks_for_and_the_system_gives(tmp_path):
+    file = tmp_path / "enabled"
+    code = ("import sys; from pathlib import Path; from prep.runtime import ask_for_huge_pages as ask\n"
+            "ask()\nfrom prep.models.device.allocator import has_huge_pages as has\nprint(has(Path(sys.argv[1])))")
+    for text, given, wanted in (("always [madvise] never", "1", "True"), ("always madvise [never]", "1", "False"),
+                                ("always [madvise] never", "0", "False")):
+        file.write_text(text)
+        done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True,
+                              env={**os.environ, "THP_MEM_ALLOC_ENABLE": given})
+        assert done.stdout.strip() == wanted, (text, given)
+    assert not allocator.has_huge_pages(tmp_path / "none")
+
+
+@glibc
+def test_blocks_lie_apart_in_huge_pages_and_contexts_may_be_within_others(monkeypatch):
+    said = []
+    monkeypatch.setattr(allocator, "_glibc", lambda name: lambda *values: said.append(values) or 1)
+    monkeypatch.setattr(allocator, "has_huge_pages", lambda: True)
+    apart = [(-4, 1 << 16), (-3, allocator.APART), (-1, 1 << 26)]
+    with allocator.settled_heap(CPU):
+        assert said == apart
+        monkeypatch.setattr(allocator, "has_huge_pages", lambda: False)
+        with allocator.settled_heap(CPU):
+            assert said[3:] == [(-4, 0), (-1, 2**31 - 1)]
+        assert said[5:] == apart
+    assert said[8:] == [(-4, 1 << 16), (-3, 1 << 25), (-1, 1 << 26), (0,)]
 
 
 @glibc
 def test_the_usual_values_come_back_after_an_error(monkeypatch):
     said = []
+    monkeypatch.setattr(allocator, "has_huge_pages", lambda: False)
     monkeypatch.setattr(allocator, "_glibc", lambda name: lambda *values: said.append((name, *values)) or 1)
-    with pytest.raises(KeyError), allocator.kept_heap(CPU):
+    with pytest.raises(KeyError), allocator.settled_heap(CPU):
         raise KeyError
     assert said == [("mallopt", -4, 0), ("mallopt", -1, 2**31 - 1), ("mallopt", -4, 1 << 16), ("mallopt", -3, 1 << 25),
                     ("mallopt", -1, 1 << 26), ("malloc_trim", 0)]
