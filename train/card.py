@@ -14,7 +14,7 @@ from prep.models.named import is_local
 from prep.models.pipeline import pipeline_index
 from prep.training.schema import Config
 from prep.training.table import SETTINGS, spell
-from train.config.load import by_name
+from train.config.load import by_name, published
 from train.metadata import labels_of, title_of
 from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
 from train.models.naming import Naming, naming_of
@@ -63,7 +63,8 @@ def changed_settings(config: Config) -> Iterator[str]:
     """The settings that differ from their defaults, as a section with lines of `--set`."""
     yield "## Settings"
     yield "Those that differ from their defaults:"
-    lines = [f"{name} = {spell(value)}" for name, value in by_name(config).items() if value != SETTINGS[name].default]
+    lines = [f"{name} = {spell(value)}" for name, value in by_name(published(config)).items()
+             if value != SETTINGS[name].default]
     yield "\n".join(["```toml", *lines, "```"])
 
 

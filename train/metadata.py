@@ -20,7 +20,7 @@ from torch import Tensor
 from prep.loader.index import Index
 from prep.models.configs import Configs
 from prep.models.family import Labels
-from train.config.load import as_table
+from train.config.load import as_table, published
 from train.models import lora
 from train.optim.schedule import warmup_steps
 from train.runs.safetensors.writer import data_digest
@@ -33,7 +33,8 @@ MOST_TAGS = 1000  # the most frequent ones
 def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
     """Metadata of a weights file: data, model, settings, and the changes that --adopt accepted."""
     facts = {"latentry.manifest": setup.manifest.digest, "latentry.data": setup.identity.digest,
-             "latentry.step": str(step), "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
+             "latentry.step": str(step),
+             "latentry.config": json.dumps(as_table(published(setup.config)), sort_keys=True),
              "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
              "latentry.base": json.dumps(dict(setup.model.base), sort_keys=True)}
     if setup.model.others:

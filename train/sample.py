@@ -23,8 +23,10 @@ from prep.progress import Progress, silent
 from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from prep.runtime import killable
+from prep.training.schema import Base
 from train.check import check
 from train.memory.forecast import blocks_offloaded
+from train.models.adapters.frozen import PART
 from train.models.denoiser import Denoiser, adapted, load
 from train.parallel.shards import Whole
 from train.prompts.aside import kept_rows
@@ -173,7 +175,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progr
         require_manifest(run)
     request = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
                       init=run.local if finished else None)
-    config = run.config if start is None else start.config
+    config = replace(run.config if start is None else start.config, base=Base())  # a training adapter is not used
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
     report = check(request, config, progress=progress)
@@ -186,7 +188,7 @@ def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
     """A warning for each part of the model that differs from that of the checkpoint or run `name`."""
     own = setup.model.base
     return [f"the {part} of {setup.model.path} differs from that of {name}: it is {own.get(part, 'none')[:12]}, "
-            f"expected {digest[:12]}" for part, digest in base.items() if own.get(part) != digest]
+            f"expected {digest[:12]}" for part, digest in base.items() if own.get(part) != digest and part != PART]
 
 
 def _start(wanted: SampleRequest) -> Start:

@@ -19,6 +19,7 @@ from prep.models.family import Family
 from prep.models.files import Model
 from prep.training.interval import Interval, interval_of
 from prep.training.schema import Config, Dtype
+from train.models.adapters.frozen import FrozenAdapter
 from train.models.naming import Naming
 
 
@@ -51,12 +52,13 @@ class CheckedModel:
     """The model that is trained, before it is loaded: what its files say, and what the settings make of it."""
 
     path: Model
-    base: Mapping[str, str]  # fingerprints of denoiser and scheduler
+    base: Mapping[str, str]  # fingerprints of denoiser and scheduler, and of the training adapter
     others: Mapping[str, str]  # encoders that did not make the cache: name → fingerprint
     numbers: int  # how many numbers are trained
     saved: int  # how many numbers a file of weights has: frozen ones, too
     state_bytes: int  # what the optimizer keeps for the trained ones
     initial: Initial | None  # None: also for a resumed run
+    adapter: FrozenAdapter | None  # a training adapter
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     naming: Naming  # of the tensors in LoRA files
     ambiguous: bool  # whether the name of a layer that gets an adapter ends the name of one that gets none

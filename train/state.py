@@ -21,6 +21,8 @@ from prep.loader.latents import Latents, latents_of
 from prep.progress import Progress, silent
 from prep.training.schema import Config
 from train.models import lora
+from train.models.adapters.beside import attach_beside
+from train.models.adapters.frozen import FrozenAdapter
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
@@ -66,10 +68,11 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     own = OwnRows(ranks) if kind.sharded and not (config.method == "lora" and lora.reads_base(config.lora)) else None
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
                     weights_on=torch.device("cpu") if kind.sharded else None, keep=own, parts=ranks.world,
-                    offload=offload, place=partial(_place, config, kind, ranks, own), progress=progress)
+                    offload=offload, beside=_beside(setup.model.adapter, own),
+                    place=partial(_place, config, kind, ranks, own), progress=progress)
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
-    if found != setup.model.base:
+    if found.items() - setup.model.base.items():
         raise ModelError(f"{setup.model.path} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.model.base)}", hint="try again when no other process writes to it")
     model = kind(denoiser.weights, ranks)
@@ -96,6 +99,15 @@ def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None,
         ranks.divide(model, device, None if own is None else own.rows)
     else:
         module_to_device(model, device)
+
+
+def _beside(adapter: FrozenAdapter | None, own: OwnRows | None) -> Callable[[Any, torch.dtype], object]:
+    """What adds the training adapter, if there is one, to a denoiser; its file is read now. Raises `ModelError` if that
+    has changed since it was checked."""
+    if adapter is None:
+        return lambda *_: None
+    tensors = read_joined({adapter.path: adapter.digest}, None, _changed, known=STORED)
+    return partial(attach_beside, adapter=adapter, tensors=tensors, keep=own)
 
 
 def singly_of(denoiser: Denoiser, optimizer: Any, config: Config) -> Singly | None:
@@ -128,15 +140,16 @@ def averages(trainee: TrainState) -> Shadow | None:
 
 def put_initial(model: Whole, initial: Initial, method: str, naming: Naming) -> None:
     """Copies the weights that a new run begins with. Raises `ModelError` if they changed since they were checked."""
-    def changed(path: Path, error: Exception) -> ModelError:
-        return ModelError(f"{path} cannot be used: {first_line(error)}",
-                          hint="try again when no other process writes to it")
-
     files, whole = dict(zip(initial.files, initial.digests, strict=True)), model.shapes(model.own)
     if method == "lora":
-        put_whole(model.own, lora.unpack(read_joined(files, None, changed, known=STORED), whole, naming), model)
+        put_whole(model.own, lora.unpack(read_joined(files, None, _changed, known=STORED), whole, naming), model)
     else:
-        copy_into(model.own, read_joined(files, None, changed, model.spans(whole)))
+        copy_into(model.own, read_joined(files, None, _changed, model.spans(whole)))
+
+
+def _changed(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"{path} cannot be used: {first_line(error)}",
+                      hint="try again when no other process writes to it")
 
 
 def put_whole(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], model: Whole) -> None:

@@ -49,6 +49,17 @@ STEPS = 2000  # when neither steps nor epochs are given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """What the frozen base of a LoRA is trained beside."""
+
+    adapter: str = setting("", check=line_check, values="a LoRA file", resume=True,
+                           help="a training adapter, as it is published for models distilled to few steps: it is on "
+                           "while training and validating, never changes, and is neither in sample pictures nor in the "
+                           "result; a path beside train.toml; empty: none")
+    adapter_scale: float = setting(1.0, low=0, high=10, help="strength of the training adapter")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
     """Low-rank adapters on the denoiser."""
 
@@ -349,6 +360,7 @@ class Config:
                                    "flash-attn of that version, and take no padded texts; xformers needs xformers")
     compile: bool = setting(False, resume=True, help="compile the repeated blocks of the denoiser by torch.compile: "
                             "faster steps, after a slow first one for each shape")
+    base: Base = field(default_factory=Base)
     lora: Lora = field(default_factory=Lora)
     full: Full = field(default_factory=Full)
     optimizer: Optimizer = field(default_factory=Optimizer)

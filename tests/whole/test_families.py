@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from beside import scattered, training_adapter
 from counted_steps import counted
 from family_cases import CASES, Case, named, same
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
@@ -50,6 +51,7 @@ from train.check import check
 from train.config.load import parse
 from train.memory.room import room_of
 from train.memory.step import count
+from train.merging.directory import MergeRequest, merge
 from train.models import lora, offload
 from train.models.denoiser import load, predict
 from train.models.dropout import has_dropout
@@ -104,8 +106,9 @@ def few(*builds: str) -> Any:
         for case in CASES], indirect=True)
 
 
-def setup(made: Path, **settings: Any) -> Any:
-    report = check(RunRequest(manifest=made), parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
+def setup(made: Path, model: Path | None = None, **settings: Any) -> Any:
+    report = check(RunRequest(manifest=made, model=model),
+                   parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
     assert report.setup is not None, [fault.message for fault in report.faults]
     return report.setup
 
@@ -724,6 +727,46 @@ def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypa
             assert torch.allclose(given[name], value, atol=1e-4), name
         else:
             assert torch.equal(given[name], value), name
+
+
+@few("sd15", "flux", "zimage", "krea2")
+def test_steps_beside_a_training_adapter_are_those_on_the_merged_model(case, made, tmp_path):
+    """Of one with the names that ComfyUI reads, where a layer may be several of diffusers'. Pictures are those without,
+    to the bit."""
+    facts, path = FAMILIES[case.family].lora, tmp_path / "lora.safetensors"
+    targets = next(each for each in ("kohya-conv", "kohya", "all-linear") if each in facts.presets)
+    named = setup(made, lora={"rank": 2, "alpha": 1.0, "targets": targets,
+                              "format": "diffusers" if facts.kohya is None else "kohya"})
+    training_adapter(named, path)
+    merge(MergeRequest(lora=path, model=made.parent / "model", output=tmp_path / "merged", strength=0.5))
+    settings = {"lora": {"rank": 2, "targets": "attention"}}
+    runs = {"alone": setup(made, **settings), "merged": setup(made, tmp_path / "merged", **settings),
+            "beside": setup(made, **settings, base={"adapter": str(path), "adapter_scale": 0.5})}
+    states = {name: create_state(found, CPU) for name, found in runs.items()}
+    gradients = {name: gradients_of(states[name], found) for name, found in runs.items()}
+    for name, wanted in gradients["merged"].items():
+        size = wanted.abs().max()
+        assert (gradients["beside"][name] - wanted).abs().max() <= 1e-3 * size + 1e-7, name
+    assert any((gradients["alone"][name] - value).abs().max() > 0.05 * value.abs().max()
+               for name, value in gradients["merged"].items()), "the training adapter makes no difference"
+    rows = Rows(open_index(read_manifest(made)))
+    with tiny_pipelines.known_warnings():
+        shown = {name: pictures(states[name].denoiser, rows, made.parent / "model", cached(rows.index)[:1],
+                                Sampling(steps=2))[0] for name in ("alone", "beside")}
+    assert np.array_equal(shown["alone"], shown["beside"])
+    again = gradients_of(states["beside"], runs["beside"])
+    assert all(torch.equal(again[name], value) for name, value in gradients["beside"].items()), "it stayed off"
+
+
+def gradients_of(trainee: Any, found: Any) -> dict[str, torch.Tensor]:
+    """Those of adapters of random values after one pass."""
+    scattered(trainee.denoiser.parameters, 2)
+    trainee.model.drop_gradients(trainee.denoiser.parameters)
+    request = draws.trial(found.index, found.plan, found.config.micro_batch)
+    with batches(Rows(found.index), iter([request]), masked=found.masked, pinned=False) as feed:
+        for batch in feed:
+            forward_backward(trainee, found.config, batch)
+    return {name: value.grad.clone() for name, value in trainee.denoiser.parameters.items() if value.grad is not None}
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

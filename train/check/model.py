@@ -27,15 +27,17 @@ from prep.models.hub import locate
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
 from prep.progress import BackgroundTotal, Progress
 from prep.training.schema import Config, Dtype
+from train.check.adapter import training_adapter
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
+from train.models.adapters.frozen import FrozenAdapter, fingerprints
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.naming import Naming, naming_of, strengths_of
 from train.models.size_shift import size_shifts
 from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
-from train.setup import CheckedModel, RunRequest
+from train.setup import CheckedModel, Initial, RunRequest
 
 
 def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Index | None,
@@ -43,10 +45,10 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, request.model)
     path, family = locate(request.model or manifest.model, download=request.download), FAMILIES[manifest.family]
-    presets, naming, initial = family.lora.presets, naming_of(family), None
+    presets, naming, initial, adapter = family.lora.presets, naming_of(family), None, None
     trained: list[tuple[int, ...]] | None = None
     adapted: Shapes = {}
-    base: Mapping[str, str] | None = None
+    base: dict[str, str] | None = None
     others: Mapping[str, str] | None = None
     shifts: tuple[float, ...] | None = None
     with Noting(faults):
@@ -66,24 +68,32 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         with Noting(faults):
             others = _check_encoders(path, manifest, request.other_encoders, ticking(digest, tick))
         with Noting(faults):
-            if request.init is not None and trained is not None:
-                initial = inspect_weights(request.init, config, family, weights, presets, naming, digest)
+            if trained is not None:
+                initial, adapter = _beside(request, config, family, weights, naming, digest)
     if trained is None or base is None or others is None or shifts is None:
         return None
     numbers = sum(map(prod, trained))
     return CheckedModel(
-        path=path, base=base, others=others, numbers=numbers, saved=_saved(numbers, weights, config),
-        state_bytes=state_bytes(TABLE[config.optimizer.name], trained), initial=initial, shifts=shifts, naming=naming,
-        ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
+        path=path, base=base | fingerprints(adapter), others=others, initial=initial, adapter=adapter, shifts=shifts,
+        state_bytes=state_bytes(TABLE[config.optimizer.name], trained), saved=_saved(numbers, weights, config),
+        numbers=numbers, ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
         strengths=strengths_of(config.lora, adapted), fits_kohya=naming.fits_kohya(config.lora, adapted),
         large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
-        rescaled=_rescaled(path), dtype=_dtype(path, family))
+        naming=naming, rescaled=_rescaled(path), dtype=_dtype(path, family))
 
 
 def _bytes_of(model: Model, family: Family) -> BackgroundTotal:
     """What `base_fingerprints` and `_check_encoders` read."""
     return BackgroundTotal(lambda: bytes_of([weighted_files(model, family.denoiser), vae_files(model),
                                              *text_files(model).encoders.values()]))
+
+
+def _beside(request: RunRequest, config: Config, family: Family, weights: Shapes, naming: Naming, digest: FileDigest
+            ) -> tuple[Initial | None, FrozenAdapter | None]:
+    """The weights that the run begins with, and its training adapter, if there are any."""
+    initial = None if request.init is None else inspect_weights(
+        request.init, config, family, weights, family.lora.presets, naming, digest)
+    return initial, training_adapter(config, layers_of(weights), naming, digest)
 
 
 def _shifts(model: Model, config: Config, manifest: Manifest) -> tuple[float, ...]:

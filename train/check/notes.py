@@ -26,6 +26,8 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
         yield from unused(config, Facts(masked=uses_masks(index, config), referring=index.referring,
                                         held_out=any(map(len, index.validation)), large=model.large,
                                         convolves=model.convolves, rescaled=model.rescaled))
+    if model is not None and model.adapter is not None:
+        yield from model.adapter.notes
     initial = None if model is None else model.initial
     if initial is not None:
         yield from initial.notes

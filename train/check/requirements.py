@@ -27,6 +27,9 @@ def check_libraries(config: Config, family: Family) -> None:
                           hint=f"pip install 'latentry[{facts.extra}]'")
     _require_torch(facts.torch, f"optimizer.name is '{name}', which needs", "--set optimizer.name=adamw")
     _check_attention(config, family)
+    if config.base.adapter and config.method == "full":
+        raise ConfigError("base.adapter is set, which is for the frozen base of a LoRA, but method is 'full'",
+                          hint="--method lora; or add it to the model with train merge, and train that one")
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:

@@ -208,12 +208,13 @@ def _preparing(ranks: Ranks) -> Iterator[None]:
 def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
     """Raises `ConfigError` unless all ranks train the same, and each has something to do."""
     from train.check.requirements import too_many_ranks
-    from train.config.load import as_table
+    from train.config.load import as_table, published
     from train.parallel.code import code_digest
 
     ranks.require_equal({
-        "manifest": setup.manifest.digest, "model": dict(setup.model.base), "settings": as_table(setup.config),
-        "checkpoint": None if start is None else start.state.step, "code": code_digest()})
+        "manifest": setup.manifest.digest, "model": dict(setup.model.base),
+        "settings": as_table(published(setup.config)), "checkpoint": None if start is None else start.state.step,
+        "code": code_digest()})
     if fault := too_many_ranks(setup.config, ranks.world):
         raise fault
 

@@ -203,9 +203,18 @@ def _what(setup: Setup) -> list[str]:
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else part
     return [f"{what} {printable(str(setup.model.path))} ({manifest.family}, {setup.prediction}), "
             f"{counted(setup.model.numbers, 'trained parameter')}",
+            *_beside(setup),
             f"{counted(len(setup.index.samples) - held_out, 'training sample')} and "
             f"{counted(held_out, 'validation sample')} in {counted(len(manifest.buckets), 'bucket')}: "
             f"{', '.join(fields)}"]
+
+
+def _beside(setup: Setup) -> list[str]:
+    """A line on the training adapter, if there is one."""
+    adapter, scale = setup.model.adapter, setup.config.base.adapter_scale
+    return [] if adapter is None else [
+        f"beside the training adapter {printable(str(adapter.path))} on {counted(len(adapter.layers), 'layer')}"
+        f"{'' if scale == 1 else f', with a strength of {scale:g}'}: neither in sample pictures nor in the result"]
 
 
 def _masks(setup: Setup) -> str:

@@ -22,6 +22,8 @@ _NAMES: Mapping[str, str] = {
     "zero_terminal_snr": "rescale_noise_scheduler_to_zero_terminal_snr rescale_betas_zero_snr",
     "guidance_embedding": "flux_guidance_value flux_guidance_embedding",
     "gradient_checkpointing": "activation_checkpointing cpu_offload_checkpointing",
+    "base.adapter": "assistant_lora_path assistant_lora training_adapter",
+    "base.adapter_scale": "assistant_lora_strength",
     "offload": "blocks_to_swap block_swap layer_offload_fraction group_offload musubi_blocks_to_swap",
     "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4 int8 w8a8",
     "lora.rank": "network_dim lora_rank network_rank dim",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Container, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,25 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
     Raises `ConfigError`, and `PathError` for a file in a store.
     """
     table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
+    if path is not None and isinstance(base := table.get("base"), dict) and "adapter" in base:
+        base["adapter"] = _located(base["adapter"], path.parent)
     for name, value in (overrides or {}).items():
         if name not in SETTINGS:
             _refuse(name, value)
-        _put(table, name, value)
+        _put(table, name, _located(value, Path()) if name == "base.adapter" else value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):
             table.pop(_INSTEAD[name], None)  # an option in steps replaces the file's epochs, and the reverse
     return parse(table, "the options" if path is None else str(path), overrides or ())
+
+
+def _located(value: Any, folder: Path) -> Any:
+    """The path of a file, if it is one, made absolute: it begins at `folder`."""
+    return str((folder / value).absolute()) if isinstance(value, str) and value else value
+
+
+def published(config: Config) -> Config:
+    """The settings as results say them: without a path of this computer."""
+    return replace(config, base=replace(config.base, adapter=Path(config.base.adapter).name))
 
 
 def _refuse(name: str, value: Any) -> None:

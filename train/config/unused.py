@@ -66,6 +66,8 @@ def _of_method(config: Config, facts: Facts) -> _Reasons:
         yield ("result.tags",), "method is 'full', and only files of a LoRA hold the counts"
     else:
         yield _of("full"), "method is 'lora'"
+        if not config.base.adapter:
+            yield ("base.adapter_scale",), "base.adapter is not set"
         if not facts.large:
             yield ("lora.conv_rank", "lora.conv_alpha"), ("lora.targets has no convolution larger than 1x1; "
                                                           "kohya-conv has those of a UNet")

@@ -163,7 +163,7 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     if config.gradient_checkpointing == IN_HOST and room.has_own_memory:
         way = partial(_recomputed_from_host, counted)
     denoiser = unloaded(setup.model.path, config, setup.prediction, room.dtype(precision_of(config)), setup.family,
-                        counted, way)
+                        counted, way, setup.model.adapter)
     counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())

@@ -60,12 +60,14 @@ class Denoiser:
 
 def load(model: Model, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
          family: str = "", weights_on: torch.device | None = None, keep: Keep | None = None, parts: int = 1,
-         offload: int = 0, place: Callable[[Any, torch.device], object] = module_to_device,
+         offload: int = 0, beside: Callable[[Any, torch.dtype], object] = lambda *_: None,
+         place: Callable[[Any, torch.device], object] = module_to_device,
          progress: Progress = silent) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
     Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters. `keep`
     is given each parameter, also of adapters, and keeps one of so many `parts`; until `place` the model has none.
+    `beside` adds a training adapter, in the dtype of the forward pass.
     `family` is the manifest's; "": that of the pipeline's class. Of so many of its blocks as `offload` says the frozen
     weights stay in host memory: see `train.models.offload`.
 
@@ -87,6 +89,7 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
         denoiser.requires_grad_(False)
         if adapt:
             lora.attach(denoiser, config.lora, config.seed, facts.lora.presets, keep)
+        beside(denoiser, dtype)
     way = way_of(config, device)
     blocks = Offloaded(denoiser, offload, device, way) if offload else None
     if config.recomputes:

@@ -14,17 +14,19 @@ from prep.models.family import Family
 from prep.models.files import Model
 from prep.training.schema import Config
 from train.models import lora
+from train.models.adapters.beside import attach_beside
+from train.models.adapters.frozen import FrozenAdapter
 from train.models.denoiser import DTYPES, Denoiser, source_of, unfreeze, with_noise
 from train.models.quantized import quantized
 
 
 def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
-             way: Callable[..., Any]) -> Denoiser:
+             way: Callable[..., Any], adapter: FrozenAdapter | None = None) -> Denoiser:
     """The denoiser that `train.models.denoiser.load` makes of the weights below `model`, within `mode` and without
     them.
 
-    `dtype` is that of the forward pass; `way` calls a block with gradient checkpointing. Values of adapters are not
-    drawn. Raises `ModelError`.
+    `dtype` is that of the forward pass; `way` calls a block with gradient checkpointing; `adapter`: a training adapter.
+    Values of adapters are not drawn. Raises `ModelError`.
     """
     kind, files = source_of(model, family)
     with META:
@@ -36,6 +38,9 @@ def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, 
         _settle(denoiser.requires_grad_(False), config, dtype)
         with META:
             lora.inject(denoiser, config.lora, family.lora.presets)
+            if adapter is not None:
+                attach_beside(denoiser, dtype, adapter,
+                              {name: torch.empty(shape) for name, shape in adapter.shapes.items()})
         for value in lora.stored(denoiser).values():
             value.data = value.data.float()
     if config.recomputes:

@@ -14,6 +14,7 @@ from prep.loader.identity import changes
 from prep.training.schema import Config
 from prep.training.table import SETTINGS
 from train.config.load import as_table, parse
+from train.models.adapters.frozen import PART
 from train.models.targets import Adapter, adapter_of, layers_of, read_weights, targeted
 from train.optim.optimizers import TABLE
 from train.runs.checkpoint import MEANING, MEANINGS, State, find_checkpoint, read_state, way_out
@@ -191,13 +192,13 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
         yield "; ".join(changed), CacheError(
             f"the data differ from those that {name} was trained on: {'; '.join(changed)}",
             hint=f"{_as_it_was(start, setup)}, train the new one into another RUN with -o, or {_ADOPT}")
-    for part, digest in state.base.items():
-        if setup.model.base.get(part) != digest:
-            what = f"{part} {setup.model.base.get(part, 'none')[:12]}, was {digest[:12]}"
-            yield what, ModelError(
-                f"the {part} of {setup.model.path} differs from that of {name}: it is "
-                f"{setup.model.base.get(part, 'none')[:12]}, expected {digest[:12]}",
-                hint=f"name the model of the run with --model, or {_ADOPT}")
+    for part in dict.fromkeys((*state.base, PART)):
+        new, old = (base.get(part, "none")[:12] for base in (setup.model.base, state.base))
+        if new != old:
+            whose, way = ("", "--set base.adapter=FILE") if part == PART else (f" of {setup.model.path}", "--model")
+            yield f"{part} {new}, was {old}", ModelError(
+                f"the {part}{whose} differs from that of {name}: it is {new}, expected {old}",
+                hint=f"name that of the run with {way}, or {_ADOPT}")
 
 
 def _data_changes(start: Start, setup: Setup) -> list[str]:

@@ -33,6 +33,7 @@ from prep.models.pipeline import scheduler_config
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from prep.training.schema import Sampling
+from train.models.adapters.beside import switched_off
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.sampling.grid import beside
 from train.sampling.prompts import PromptRows
@@ -41,13 +42,13 @@ from train.sampling.prompts import PromptRows
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
     """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`. With references, these are
-    left of what is made, and the sample that they belong to is right of it.
+    left of what is made, and the sample that they belong to is right of it. A training adapter is off.
 
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
     quiet_libraries()  # transformers, too: diffusers imports it with the pipeline
     usual = settings.size or rows.index.usual_size
-    with evaluating(denoiser), torch.no_grad():
+    with evaluating(denoiser), switched_off(denoiser.model), torch.no_grad():
         pipeline = _pipeline(denoiser, model, settings.sampler)
         for prompt in prompts:  # before the first is drawn
             scheduler = pipeline.scheduler

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from prep.errors import ConfigError, first_line
 from prep.runs.events import Event
 from prep.training.schema import Config, Logging
-from train.config.load import as_table
+from train.config.load import as_table, published
 from train.runs.log import Watch
 from train.trackers.tensorboard import TensorBoard
 from train.trackers.wandb import Wandb
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 # Setting of `log` → the library, which is also the extra, and what opens a tracker: of a directory, after a step.
 _TRACKERS: MappingProxyType[str, tuple[str, Callable[[Path, int, Config], Tracker]]] = MappingProxyType({
     "tensorboard": ("tensorboard", lambda run, step, config: TensorBoard(run, step)),
-    "wandb": ("wandb", lambda run, step, config: Wandb(run, config.log.wandb, as_table(config)))})
+    "wandb": ("wandb", lambda run, step, config: Wandb(run, config.log.wandb, as_table(published(config))))})
 
 
 def check_trackers(settings: Logging) -> None:

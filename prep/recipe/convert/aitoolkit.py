@@ -61,7 +61,9 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     if others:
         draft.note("process[0]", None, "only datasets and the model's name are converted; train init writes training "
                    f"settings to fill in. Not read: {join_texts(others, 20)}", "")
-    path = ToolConfig(draft=draft, layers=[Layer(table=model, where="model")]).get("name_or_path", str, "")
+    named = ToolConfig(draft=draft, layers=[Layer(table=model, where="model")])
+    named.note("assistant_lora_path", f"{_TRAIN} base.adapter, the path of a file that is here", at="")
+    path = named.get("name_or_path", str, "")
     converted = draft.finish()
     return replace(converted, recipe=replace(converted.recipe, model=ModelOptions(path=path)))
 

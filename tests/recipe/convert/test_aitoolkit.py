@@ -17,6 +17,7 @@ WHOLE = f"""---
       model:
         name_or_path: owner/name
         quantize: true
+        assistant_lora_path: ostris/adapter
       train:
         steps: 3000
       datasets:
@@ -52,6 +53,8 @@ def test_a_whole_file(convert_text, tmp_path):
     assert {key: text for key, text in said(found).items() if key != "datasets[1].is_reg"} == {
         "process[0]": "only datasets and the model's name are converted; train init writes training settings to fill "
                       "in. Not read: train",
+        "model.assistant_lora_path": "belongs to training: in train.toml, it is base.adapter, the path of a file that "
+                                     "is here",
         "datasets[0].caption_dropout_rate": "belongs to training: in train.toml, it is caption_dropout",
         "datasets[0].cache_latents_to_disk": "prep manages caches: nothing to set",
         "datasets[1].strange": "unknown setting; ignored"}

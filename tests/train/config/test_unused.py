@@ -49,7 +49,7 @@ TABLE: Mapping[str, Any] = {
     **dict.fromkeys((
         "method", "steps", "epochs", "batch_size", "micro_batch", "underfill", "shuffle", "seed", "precision",
         "prediction", "guidance_embedding", "caption_dropout", "quantization", "gradient_checkpointing", "compile",
-        "attention",
+        "attention", "base.adapter",
         "optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.eps", "optimizer.weight_decay",
         "optimizer.momentum", "optimizer.d_coef", "optimizer.bias_correction", "optimizer.clip", "schedule.name",
         "schedule.warmup", "timesteps.distribution", "timesteps.shift", "timesteps.shift_by_size", "timesteps.low",
@@ -62,6 +62,7 @@ TABLE: Mapping[str, Any] = {
     "channels_last": Idle(value=True, facts={"convolves": False}, why="the denoiser has no convolutions"),
     "zero_terminal_snr": Idle(value=True, facts={"rescaled": True},
                               why="the model's own noise schedule ends in pure noise"),
+    "base.adapter_scale": Idle(value=0.5, unless={"base.adapter": "beside.safetensors"}, why="base.adapter is not set"),
     "lora.kind": of_lora("lokr"), "lora.rank": of_lora(8), "lora.alpha": of_lora(3.0), "lora.rslora": of_lora(True),
     "lora.dora": of_lora(True), "lora.init": of_lora("pissa"), "lora.dropout": of_lora(0.5),
     "lora.targets": of_lora("kohya"), "lora.layers": of_lora([{"match": "to_q", "rank": 2}]),

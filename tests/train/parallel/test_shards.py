@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from beside import training_adapter
 from pieces import NAMES, flip, whole
 from runs import events
 from safetensors.torch import load_file
@@ -41,6 +42,7 @@ COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 6, "--micro-
           "--set", "ema.decay=0.9")  # four processes divide a micro-batch of three: one is idle
 CPU = torch.device("cpu")
 KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
+         "beside": ("--rank", 2),
          "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
 
 
@@ -91,11 +93,15 @@ def others_read_pieces(train, path, folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
-    ("lora", 4), ("full", 2)])
-def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path, kind, count):
-    """Also what is validated and drawn in between, with the average in place of the weights."""
-    path, one, run = make(validation=3).path, tmp_path / "one", tmp_path / "divided"
-    words = ("run", path, *COMMON, *KINDS[kind])
+    ("lora", 4), ("beside", 2), ("full", 2)])
+def test_a_run_is_that_of_one_process_and_continued_by_one(make, setup_of, train, tmp_path, kind, count):
+    """Also what is validated and drawn in between, with the average in place of the weights; also beside a training
+    adapter."""
+    made, one, run = make(validation=3), tmp_path / "one", tmp_path / "divided"
+    path, words = made.path, ("run", made.path, *COMMON, *KINDS[kind])
+    if kind == "beside":
+        training_adapter(setup_of(made, lora={"rank": 3, "targets": "kohya-conv"}), tmp_path / "beside.safetensors")
+        words = (*words, "--set", f"base.adapter={tmp_path / 'beside.safetensors'}")
     assert train(*words, "-o", one).code == 0
     done = torchrun(count, *words, "--shard", "-o", run)
     assert done.returncode == 0, done.stderr

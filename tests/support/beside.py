@@ -1,0 +1,25 @@
+"""Training adapters of random values."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import save_file
+
+from train.models import lora
+from train.state import create_state
+
+
+def scattered(parameters, seed):
+    """Gives parameters random values."""
+    stream = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in parameters.values():
+            value.normal_(std=0.3, generator=stream)
+
+
+def training_adapter(setup, path, seed=1):
+    """Writes a file like the result of this run; its path as text."""
+    found, chosen, naming = create_state(setup, torch.device("cpu")).denoiser, setup.config.lora, setup.model.naming
+    scattered(found.parameters, seed)
+    save_file(lora.pack(found.weights, chosen, naming), path, metadata=lora.describe(found.weights, chosen, naming))
+    return str(path)
