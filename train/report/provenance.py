@@ -14,6 +14,7 @@ from prep.pages.parts import Column, Table
 from prep.runs.documents import reason
 from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
+from train.models.adapters.frozen import PART
 from train.runs.checkpoint import State, list_checkpoints, read_state
 from train.runs.directory import RESULTS, Run, own_manifest
 
@@ -30,7 +31,8 @@ def provenance(run: Run) -> Facts:
         facts += [(f"{name} that encoded, fingerprint", digest)
                   for name, digest in sorted(manifest.document["models"].items())]
     facts += [("model", str(run.request.model or "the manifest's"))]
-    facts += [(f"{name} that was trained, fingerprint", digest) for name, digest in sorted(run.base.items())]
+    facts += [(f"{name}{'' if name == PART else ' that was trained'}, fingerprint", digest)
+              for name, digest in sorted(run.base.items())]
     if run.request.other_encoders:
         facts.append(("encoders", "the model's differ from those that made the cache (--allow-other-encoders)"))
     if run.origin.recipe:

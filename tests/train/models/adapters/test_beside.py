@@ -32,7 +32,9 @@ from train.models import lora
 from train.models.adapters.beside import attach_beside, switched_off
 from train.models.adapters.frozen import PART, FrozenAdapter, FrozenLayer
 from train.models.offload import repeated_blocks
+from train.report.provenance import provenance
 from train.runs.checkpoint import read_state
+from train.runs.directory import read_run
 from train.sample import SampleRequest, show
 from train.sampling.prompts import cached
 from train.sampling.sampler import pictures
@@ -183,6 +185,7 @@ def test_a_run_has_it_in_its_record_alone(beside, setup_of, tmp_path):
     assert f"| Fingerprint of {PART} | `{digest}` |" in card and 'base.adapter = "beside.safetensors"' in card
     assert str(tmp_path) not in "".join((card, *metadata.values()))
     assert read_state(tmp_path / "run" / "checkpoints" / "step-000002").base[PART] == digest
+    assert dict(provenance(read_run(Local(tmp_path / "run"))))[f"{PART}, fingerprint"] == digest
 
 
 def test_pictures_and_replays_need_no_file(beside, setup_of, tiny_model, tmp_path):
