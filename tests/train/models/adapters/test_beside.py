@@ -156,7 +156,7 @@ def test_what_is_added_is_the_product_beside_whatever_is_trained(trained, dtype)
 def test_its_memory_is_known_before_weights_are_loaded(beside, setup_of):
     made, given = beside
     setup = setup_of(made, **given)
-    wanted, found = counted(setup), count(setup, room_of("cpu")).parts
+    (wanted, *_), found = counted(setup), count(setup, room_of("cpu")).parts
     assert found["weights"] == wanted["weights"] and found["adapters"] == wanted["adapters"]
     alone = count(setup_of(made, **SETTINGS), room_of("cpu")).parts
     numbers = sum(value.numel() for name, value in load_file(given["base"]["adapter"]).items() if "alpha" not in name)
