@@ -28,7 +28,7 @@ from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from prep.models.device.allocator import settled_heap
 from prep.models.loading import quiet_libraries
-from prep.runtime import ask_for_huge_pages, peak_resident, resident
+from prep.runtime import peak_resident, resident
 from prep.training.optimizers import OPTIMIZERS
 from train.check import check
 from train.config.load import parse
@@ -115,7 +115,6 @@ def main() -> None:
     parser.add_argument("--side", type=int, help="of the pictures, in pixels: 512 of sd15, 768 of sdxl")
     options = parser.parse_args()
     side = options.side or SIDES[options.model]
-    ask_for_huge_pages()
     quiet_libraries()
     settings = {"method": options.method, "gradient_checkpointing": options.checkpointing,
                 "full": {"dtype": options.dtype, "fused_backward": options.fused},

@@ -15,6 +15,10 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from prep.runtime import ask_for_huge_pages
+
+ask_for_huge_pages()  # as the commands do, before libraries that benchmarks import make tensors
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 TITLE = "# What was measured"
 LIBRARIES = (  # those whose version moves a figure; what is not installed is left out
