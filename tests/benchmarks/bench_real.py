@@ -13,11 +13,12 @@ Beside them, each in a process of its own, in the same dtype: a pipeline without
 and captions, a loop of two steps with peft's adapter on the rows of the same cache, a pipeline with the LoRA that makes
 a picture in two steps, and one that fuses it. --alone leaves them out.
 
-resident is the most that the process of a command took, with mapped files; anonymous is the same without them, with
-that of its worker processes; forecast is what `prep encode --dry-run` says, with what it takes itself, and what `train
-check` says. With --limits the run fails if memory is more than 1.15 times the forecast (in training: or than loading
-needs, as in bench_loading; without a forecast: than diffusers takes), if a checkpoint has another size than `train run`
-says, or if the resumed run differs.
+resident is the most that the process of a command took, with mapped files, which the system can take back: weights that
+are being read are among them. anonymous is the same without them, with that of its worker processes. forecast is what
+`prep encode --dry-run` says, with what it takes itself, and what `train check` says. With --limits the run fails if
+anonymous memory is more than 1.15 times the forecast (in training: or than loading needs, as in bench_loading; without
+a forecast: than diffusers takes), if a checkpoint has another size than `train run` says, or if the resumed run
+differs.
 """
 
 from __future__ import annotations
@@ -162,11 +163,11 @@ class Whole:
             if name in self.forecasts:
                 most = max(ABOVE * self.forecasts[name], loading if name.startswith("train") else 0)
             elif name in ("train sample", "train merge") and beside:
-                most = ABOVE * beside.resident
+                most = ABOVE * beside.anonymous
             else:
                 continue
-            if taken.resident > most:
-                self.faults.append(f"{name} took {taken.resident / 1e9:.2f} GB, expected at most {most / 1e9:.2f}")
+            if taken.anonymous > most:
+                self.faults.append(f"{name} took {taken.anonymous / 1e9:.2f} GB, expected at most {most / 1e9:.2f}")
         for result in ("manifest.json", "run/lora.safetensors", "grid.png", "merged/model_index.json"):
             if not (self.root / result).exists():
                 self.faults.append(f"{result} is missing")
@@ -178,12 +179,12 @@ class Whole:
             said = self.forecasts.get(name)
             rows.append((name, f"{taken.resident / 1e9:.2f}", f"{taken.anonymous / 1e9:.2f}",
                          "-" if said is None else f"{said / 1e9:.2f}",
-                         "-" if said is None else f"{said / taken.resident:.2f}", f"{taken.cpu:.0f}"))
+                         "-" if said is None else f"{said / taken.anonymous:.2f}", f"{taken.cpu:.0f}"))
         settings = "".join(f", {key} {value}" for key, value in self.case.settings.items())
         said, found = self.checkpoint
         return (f"Three pictures, {self.side} px, bf16, batch 1{settings}; a checkpoint has {found / 1e6:.2f} MB, "
                 f"{said / 1e6:.2f} were announced. {'; '.join(self.faults)}\n\n" + table(
-                    ("command", "resident GB", "anonymous GB", "forecast GB", "forecast / resident", "CPU s"), rows))
+                    ("command", "resident GB", "anonymous GB", "forecast GB", "forecast / anonymous", "CPU s"), rows))
 
 
 def weights_below(run: Path) -> dict[str, bytes]:
