@@ -51,8 +51,8 @@ $(FLOORS_STAMP): pyproject.toml .ci/constraints.txt .ci/floors.py
 	$(FLOORS_VENV)/bin/python -m pip install --quiet --requirement $(FLOORS_VENV)/floors.txt
 	@touch $(FLOORS_STAMP)
 
-# Memory of loading and of whole runs of models of real size, with random weights: 14 GB of disk, 12 of memory, an hour of
-# CPU time.
+# Memory of loading and of whole runs of models of real size, with random weights: 14 GB of disk, 12 of memory, an hour or
+# more of CPU time.
 test-real: venv
 	$(BIN)/python -m tests.benchmarks --only bench_loading --only bench_real --limits
 
