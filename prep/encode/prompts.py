@@ -292,12 +292,13 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
 def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
     """The places of the text rows of the manifest's samples, by each key that they may have."""
     samples, texts, found = opened.samples, opened.samples.texts, dict[str, RowRef]()
-    keys = TextKeys(opened.manifest.fields["text"].context)
+    keys, shapes = TextKeys(opened.manifest.fields["text"].context), opened.manifest.shapes
     digests = [shard["digest"] for shard in opened.shards]
     places = (RowRef(shard=digests[shard], row=row) for shard, row in
               zip(texts["shard"].tolist(), texts["row"].tolist(), strict=True))
     for number, own in enumerate(samples.table["texts"].to_pylist()):
-        ways = seen_ways(opened.manifest, samples.shown_with(number))
+        shown = samples.shown_with(number, shapes[int(samples.bucket[number])][1])
+        ways = seen_ways(opened.manifest, shown)
         for text in own:
             place = next(places)
             found |= {keys.key(text["caption"], seen): place for seen in ways}

@@ -239,13 +239,13 @@ class _Keys:
                    alpha=None if alpha == "reject" else color_of(alpha),
                    vision=FAMILIES[recipe.model.family].text.vision)
 
-    def seen(self, references: Sequence[KnownReference], name: str) -> tuple[_Seen, ...]:
-        """References as the text encoder sees them."""
+    def seen(self, references: Iterable[tuple[KnownReference, Placement]], name: str) -> tuple[_Seen, ...]:
+        """References, placed for the VAE, as the text encoder sees them."""
         if self.vision is None:
             return ()
         found = []
-        for each in references:
-            placement = self.vision.place(each.size)
+        for each, placed in references:
+            placement = self.vision.place(each.size, placed)
             assert placement is not None, "what cannot be seen is no reference"
             picture = SeenPicture(picture=each.picture, placement=placement,
                                   alpha=self.alpha if each.has_alpha else None)
@@ -327,8 +327,8 @@ class _Seen:
 def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: _Keys,
             targets: dict[str, TextTarget]) -> Sample:
     """The sample of a placed item; adds the targets of its text rows."""
-    item, name = seat.item, seat.item.item.label
-    source, seen = recipe.sources[item.item.source], keys.seen(item.references if seat.references else (), name)
+    item, name, source = seat.item, seat.item.item.label, recipe.sources[seat.item.item.source]
+    seen = keys.seen(zip(item.references, seat.references[0], strict=True) if seat.references else (), name)
     texts = tuple(Text(caption=caption, weight=weight, key=_add(targets, keys.text, caption, seen, name))
                   for caption, weight in item.captions)
     if seen:
@@ -362,7 +362,7 @@ def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _
     rows = []
     for prompt in prompts:
         name = f"reference of the prompt in line {prompt.line}"
-        seen = keys.seen([references[each].known for each in prompt.references], name)
+        seen = keys.seen([(references[each].known, references[each].placement) for each in prompt.references], name)
         rows.append(PromptTarget(
             prompt=prompt.text, negative=prompt.negative, settings=prompt.settings,
             positive_key=_add(texts, keys.text, prompt.text, seen, name),

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from prep.cache.ledger.columns import Column
-from prep.geometry import Placement, Size
+from prep.geometry import Placement
 from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
-from prep.manifest.samples import NO_PROMPT
+from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
 from prep.parse import RGB
 
 LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
@@ -38,7 +38,7 @@ class References:
     def __init__(self, audit: OpenedManifest) -> None:
         self._samples = audit.samples
         self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
-        self._keys, self._buckets = _SampleKeys(audit), audit.manifest.buckets
+        self._keys, self._buckets, self._shapes = _SampleKeys(audit), audit.manifest.buckets, audit.manifest.shapes
         views, texts, references = self._samples.views, self._samples.texts, self._samples.references
         self._sizes = reference_sizes(audit.manifest, audit.samples)
         masked = np.flatnonzero(views["mask_shard"] >= 0)
@@ -105,7 +105,7 @@ class References:
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
-            shown = self._samples.shown_with(owner)
+            shown = self._samples.shown_with(owner, self._shapes[int(self._samples.bucket[owner])][1])
             if place == len(captions):
                 return (*self._keys.prompt(None, shown), *self._keys.text(NO_PROMPT, shown))
             return self._keys.text(captions[place], shown)
@@ -126,7 +126,7 @@ class _Prompt:
     who: str
     caption: str | None = None  # None: the unconditional row, or a reference
     negative: bool = False
-    shown: Sequence[tuple[str, Size]] = ()  # digests and sizes of the prompt's references
+    shown: Sequence[ShownPicture] = ()  # the prompt's references
     reference: tuple[str, Placement] | None = None  # the digest of a picture, and how it is placed
     shard: int
     row: int
@@ -137,13 +137,11 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
     for sample in document["samples"]:
         who = f"(prompt) {sample['prompt']}"
         references = sample.get("references", ())
-        shown = [(each["picture"], tuple(each["size"])) for each in references]
+        shown = [shown_in(each) for each in references]
         yield _Prompt(who=who, caption=sample["prompt"], shown=shown, **sample["positive"])
         yield _Prompt(who=who, caption=sample["negative"], shown=shown, negative=True, **sample["negative_row"])
-        for each in references:
-            scaled, crop, bucket = (tuple(each[name]) for name in ("scaled", "crop", "bucket"))
-            yield _Prompt(who=who, shard=each["shard"], row=each["row"],
-                          reference=(each["picture"], Placement(scaled=scaled, crop=crop, bucket=bucket)))
+        for each, known in zip(references, shown, strict=True):
+            yield _Prompt(who=who, shard=each["shard"], row=each["row"], reference=(known.picture, known.placement))
 
 
 class _SampleKeys:
@@ -171,13 +169,12 @@ class _SampleKeys:
         """Known only if masks come from the pictures' alpha."""
         return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
 
-    def text(self, caption: str, shown: Sequence[tuple[str, Size]]) -> tuple[str, ...]:
-        """`shown`: digests and sizes of references."""
+    def text(self, caption: str, shown: Sequence[ShownPicture]) -> tuple[str, ...]:
+        """`shown`: the references beside the caption."""
         keys = self._texts
         return UNKNOWN if keys is None else tuple(keys.key(caption, seen) for seen in self._seen(shown))
 
-    def prompt(self, caption: str | None, shown: Sequence[tuple[str, Size]], *, negative: bool = False
-               ) -> tuple[str, ...]:
+    def prompt(self, caption: str | None, shown: Sequence[ShownPicture], *, negative: bool = False) -> tuple[str, ...]:
         """`caption` None: the unconditional row."""
         keys = self._texts
         if keys is None:
@@ -186,5 +183,5 @@ class _SampleKeys:
             return tuple(keys.without_prompt(seen) for seen in self._seen(shown))
         return tuple((keys.negative if negative else keys.key)(caption, seen) for seen in self._seen(shown))
 
-    def _seen(self, shown: Sequence[tuple[str, Size]]) -> list[tuple[SeenPicture, ...]]:
+    def _seen(self, shown: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
         return seen_ways(self._manifest, shown)

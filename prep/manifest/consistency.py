@@ -21,7 +21,7 @@ from prep.formatting import format_bucket, printable
 from prep.geometry import Size
 from prep.keys import SeenPicture
 from prep.manifest.document import Manifest
-from prep.manifest.samples import SampleColumns, open_samples
+from prep.manifest.samples import SampleColumns, ShownPicture, open_samples
 from prep.manifest.schema import MOST_SIDE
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
 from prep.manifest.tables import FINDINGS, SHARDS, read_table, samples_schema
@@ -130,15 +130,15 @@ def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
     return sides
 
 
-def seen_ways(manifest: Manifest, references: Sequence[tuple[str, Size]]) -> list[tuple[SeenPicture, ...]]:
-    """All that may be in the key of a text with references of these digests and sizes: a manifest does not say which
-    are transparent. Empty: the text encoder cannot see one of them."""
+def seen_ways(manifest: Manifest, references: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
+    """All that may be in the key of a text with these references: a manifest does not say which are transparent. Empty:
+    the text encoder cannot see one of them."""
     vision, color = FAMILIES[manifest.family].text.vision, manifest.document["latents"].get("alpha")
     if vision is None or not references:
         return [()]
     ways: list[tuple[SeenPicture, ...]] = [()]
-    for digest, size in references:
-        place = vision.place(size)
+    for digest, size, placement in references:
+        place = vision.place(size, placement)
         ways = [] if place is None else [
             (*way, SeenPicture(picture=digest, placement=place, alpha=alpha))
             for way in ways for alpha in ((None,) if color is None else (None, tuple(color)))]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,14 @@ from prep.manifest.tables import (
 )
 
 NO_PROMPT = ""  # the caption of the last text of a sample whose references the text encoder sees, of weight 0
+
+
+class ShownPicture(NamedTuple):
+    """A picture that is a reference."""
+
+    picture: str  # its digest
+    size: Size  # pixels, after orientation
+    placement: Placement  # as the VAE is given it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +158,15 @@ class SampleColumns:
     def _reference(self, sample: int, reference: int) -> pa.StructScalar:
         return self.table["references"][sample][reference - int(self.reference_offsets[sample])]
 
-    def shown_with(self, sample: int) -> list[tuple[str, Size]]:
-        """Digest and size of each of a sample's references."""
+    def shown_with(self, sample: int, sizes: Sequence[Size]) -> list[ShownPicture]:
+        """A sample's references, as beside its first view; `sizes` are those of its bucket's."""
         first = self.references_of(sample, int(self.view_offsets[sample]))
         if not len(first):
             return []
         rows = self.table["references"][sample].as_py()[: len(first)]
-        return [(row["picture"].hex(), (row["width"], row["height"])) for row in rows]
+        return [ShownPicture(row["picture"].hex(), (row["width"], row["height"]),
+                             self.reference_placement(number, size))
+                for number, row, size in zip(first, rows, sizes, strict=True)]
 
     def references_of(self, sample: int, view: int) -> range:
         """The references of a view of a sample, as numbers in the columns of `references`."""
@@ -167,6 +177,12 @@ class SampleColumns:
         count = (past - first) // len(views)
         start = first + (view - views.start) * count
         return range(start, start + count)
+
+
+def shown_in(reference: Mapping[str, Any]) -> ShownPicture:
+    """A reference of a prompt, from its entry in a manifest."""
+    size, scaled, crop, bucket = (tuple(reference[name]) for name in ("size", "scaled", "crop", "bucket"))
+    return ShownPicture(reference["picture"], size, Placement(scaled=scaled, crop=crop, bucket=bucket))
 
 
 def _placement(columns: Mapping[str, Column], number: int, bucket: Size) -> Placement:

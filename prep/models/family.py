@@ -55,10 +55,11 @@ def options_of(context: Mapping[str, Any]) -> TextOptions:
 class Vision:
     """How a family's text encoder sees reference pictures beside the words."""
 
-    place: Callable[[Size], Placement | None]  # how it sees a picture of this size; None: it cannot
+    # How it sees a picture of this size that the VAE is given so; None: it cannot.
+    place: Callable[[Size, Placement], Placement | None]
     # Pipeline, caption (None: no prompt), pictures in order (uint8 [H, W, 3]), options, device.
     encode: Callable[[Any, str | None, Sequence[Any], TextOptions, Any], TextRow]
-    tokens: int  # most of a row for each picture
+    tokens: int  # most that it makes of a picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +137,7 @@ class SamplePipeline:
     guidance: float  # usual guidance scale
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for pictures of this size
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what its constructor asks for, beside those given
     pipeline: str | None = None  # diffusers class that makes them; None: the model's own
 
 
@@ -151,6 +153,7 @@ class References:
     # The denoiser's arguments, by name, with references [B, C, h, w] in the form of the noisy latent, behind the tokens
     # of the noise in `hidden_states`; also where a pipeline makes sample pictures.
     append: Callable[[Mapping[str, Any], Sequence[Tensor]], Mapping[str, Any]]
+    leading: bool = False  # whether `append` puts them before the noise instead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +201,7 @@ class Family:
     latent_channels: int
     factor: int  # pixels per latent cell and side
     patch: int  # the denoiser refuses sides that are not multiples of this, in latent cells
+    token: int | None = None  # latent cells of a side of what is one token; None: a patch
     step: int  # default bucket step in pixels
     resolution: int  # side of its training pictures, in pixels
     scaling_factor: str  # if the VAE's config has none; decimal strings: canonical JSON has no floats
@@ -226,6 +230,11 @@ class Family:
     def labels_of(self, prediction: str, configs: Configs) -> Labels:
         """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""
         return self.labels if isinstance(self.labels, Labels) else self.labels(prediction, configs)
+
+    @property
+    def token_side(self) -> int:
+        """Pixels of a token's side."""
+        return self.factor * (self.token or self.patch)
 
     @property
     def text_compute(self) -> str | None:

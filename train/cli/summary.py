@@ -62,7 +62,7 @@ def _longest_sequence(setup: Setup) -> list[str]:
                if shape[1] and len(members)]
     if not trained:
         return []
-    side = setup.family.factor * setup.family.patch  # pixels of a token's
+    side = setup.family.token_side
     size, references = max(trained, key=pixels_of)
     tokens, alone = pixels_of((size, references)) // side**2, pixels_of((size, ())) // side**2
     what = f"{counted(len(references), 'reference')} of {listed([format_size(each) for each in references])}"

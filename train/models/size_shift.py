@@ -47,7 +47,7 @@ def size_shifts(settings: TimestepDraws, family: Family, schedule: Mapping[str, 
         raise ConfigError("timesteps.shift_by_size is 'schedule', but the model's scheduler config has the same shift "
                           "for every size, which training always has",
                           hint="--set timesteps.shift_by_size=none, or area")
-    rule, side = family.shift or flux_shift, family.factor * family.patch
+    rule, side = family.shift or flux_shift, family.token_side
     try:
         shifts = tuple(rule((width // side) * (height // side), schedule) for width, height in sizes)
     except (TypeError, ValueError, ArithmeticError):

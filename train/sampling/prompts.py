@@ -21,12 +21,12 @@ from prep.errors import ConfigError, Problem
 from prep.formatting import counted
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
-from prep.geometry import Size
 from prep.keys import negative_key, text_key, unconditional_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
-from prep.manifest.consistency import seen_ways
+from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.document import Manifest
+from prep.manifest.samples import ShownPicture, shown_in
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
@@ -209,7 +209,7 @@ def texts_of(index: Index, prompt: Prompt, references: Sequence[Encoded | None],
     """The text rows of a prompt, and of its negative; of the keys that they may have with transparent pictures, those
     that the cache has."""
     context = index.manifest.fields["text"].context
-    ways = seen_ways(index.manifest, [(each.picture, each.size) for each in references if each is not None]) or [()]
+    ways = seen_ways(index.manifest, [each.shown for each in references if each is not None]) or [()]
     texts = []
     for words, negative in ((prompt.text, False), (prompt.negative, True)):
         keys = [unconditional_key(context, seen) if words is None else
@@ -223,8 +223,7 @@ def texts_of(index: Index, prompt: Prompt, references: Sequence[Encoded | None],
 class Encoded:
     """A picture whose latent the cache has."""
 
-    picture: str  # digest
-    size: Size
+    shown: ShownPicture
     latent: RowRef
 
 
@@ -233,8 +232,7 @@ def references_of(index: Index, prompt: Prompt, folder: Path) -> list[Encoded | 
     references, told by their bytes; `None` for each other. No picture is decoded here."""
     if not prompt.references:
         return []
-    known = {each["picture"]: Encoded(picture=each["picture"], size=tuple(each["size"]),
-                                      latent=index.ref(each["shard"], each["row"]))
+    known = {each["picture"]: Encoded(shown=shown_in(each), latent=index.ref(each["shard"], each["row"]))
              for sample in index.manifest.document["prompts"]["samples"] for each in sample.get("references", ())}
     digests = [_digest(folder / name) for name in prompt.references]
     if any(digest not in known for digest in digests):
@@ -251,12 +249,14 @@ def _digest(path: Path) -> str:
 
 def _shown_to_samples(index: Index) -> dict[str, Encoded]:
     """All references of samples, as they are and not mirrored, by the digest of the picture."""
-    columns = index.samples.references
+    samples, columns = index.samples, index.samples.references
     places = index.refs(columns["latent_shard"], columns["latent_row"])
-    flips, widths, heights = (columns[name].tolist() for name in ("flip", "width", "height"))
-    return {digest: Encoded(picture=digest, size=(width, height), latent=place)
-            for digest, place, mirrored, width, height in zip(index.samples.reference_digests, places, flips, widths,
-                                                              heights, strict=True) if not mirrored}
+    sizes = zip(*(columns[name].tolist() for name in ("width", "height")), strict=True)
+    placements = [samples.reference_placement(number, (width, height)) for number, (width, height) in enumerate(
+        reference_sizes(index.manifest, samples).tolist())]
+    return {digest: Encoded(shown=ShownPicture(digest, size, placement), latent=place)
+            for digest, place, size, placement in zip(samples.reference_digests, places, sizes, placements, strict=True)
+            if not placement.flip}
 
 
 def _of_manifest(index: Index, why: str) -> CurrentPrompts:

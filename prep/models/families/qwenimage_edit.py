@@ -50,7 +50,7 @@ def place(size: Size, side: int) -> Placement | None:
 
 
 def see(size: Size) -> Placement | None:
-    """How the text encoder sees a picture."""
+    """How the text encoder sees a picture of this size."""
     placed = place(size, SEEN_SIDE)
     return None if placed is None or max(placed.bucket) > LONGEST * min(placed.bucket) else placed
 
@@ -93,7 +93,7 @@ FAMILY = replace(
     components={**qwenimage.COMPONENTS, "processor": (("transformers", "Qwen2VLProcessor"),)},
     references=References(most=MOST, resolution=SIDE, place=place_both, append=qwenimage.append),
     text=replace(qwenimage.TEXT, max_length=512, longest=1024, encode=encode, without_prompt=without_prompt,
-                 vision=Vision(place=see, encode=encode_seen, tokens=PICTURE_TOKENS),
+                 vision=Vision(place=lambda size, _: see(size), encode=encode_seen, tokens=PICTURE_TOKENS),
                  constants={"template": TEMPLATE, "dropped": DROPPED, "picture": PICTURE,
                             "negative": qwenimage.NEGATIVE}),
     # Its own insists on pictures, which it would scale and encode again; loop and schedule are the same.
