@@ -25,6 +25,9 @@ TextRow = Mapping[str, "Tensor"]  # name of an array → the array of one captio
 TextArrays = Mapping[str, "Tensor"]  # the arrays of several text rows, [B, …] each
 
 ATTENTION_MASK = "attention_mask"  # the array of trimmed rows that says which tokens are text (1) and which padding (0)
+# The array of trimmed rows that lack their pictures, which the denoiser is given as latents in these places: 1 for a
+# token that a picture comes before, 0 for any other.
+PICTURES = "pictures"
 TOKEN = "token"  # the dimension whose length depends on the caption in trimmed rows
 GROUP = 16  # trimmed rows are stored in groups of equal length, rounded up to a multiple of this
 

@@ -141,9 +141,10 @@ def text_files(model: Model) -> TextFiles:
     """The files of the text encoders and tokenizers of `model`. Raises `ModelError`."""
     index = pipeline_index(model)
     seeing = any(PROCESSOR in family.components for family in families_of_pipeline(index.get("_class_name")).values())
+    tokenizers = [name for name in numbered(index, "tokenizer") if name in index or not seeing]
     return TextFiles(encoders={name: weighted_files(model, name) for name in numbered(index, "text_encoder")},
                      tokenizers={name: tokenizer_files(model, name) for name in
-                                 [*numbered(index, "tokenizer"), *([PROCESSOR] if seeing else [])]})
+                                 [*tokenizers, *([PROCESSOR] if seeing else [])]})
 
 
 def vae_fingerprint(model: Model, file_digest: FileDigest = digest_file) -> str:
@@ -164,11 +165,12 @@ def digest_vae(files: ComponentFiles, file_digest: FileDigest) -> str:
 def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
     """The fingerprint of text encoders and tokenizers with these files. Raises `ModelError` when one cannot be read.
 
-    A pipeline with one of each has no `more`, so its digest is the same as before several were supported.
+    A pipeline with one of each has no `more`, so its digest is the same as before several were supported. The tokenizer
+    may be that of a processor.
     """
     encoders = {name: digest_weighted(found, file_digest) for name, found in files.encoders.items()}
     tokenizers = {name: _tokenizer(found) for name, found in files.tokenizers.items()}
-    first = {"kind": "text", "parts": encoders.pop("text_encoder"), "tokenizer": tokenizers.pop("tokenizer")}
+    first = {"kind": "text", "parts": encoders.pop("text_encoder"), "tokenizer": tokenizers.pop(next(iter(tokenizers)))}
     more = sorted([name, digests] for name, digests in {**encoders, **tokenizers}.items())
     return digest_json({**first, "more": more} if more else first)
 

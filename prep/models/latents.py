@@ -52,6 +52,8 @@ def _blocks(key: str, default: int) -> Callable[[Config], int | None]:
 GEOMETRIES: Mapping[str, Geometry] = {
     "AutoencoderKL": Geometry(channels=("latent_channels", 4), halvings=_blocks("block_out_channels", 1)),
     "AutoencoderKLQwenImage": Geometry(channels=("z_dim", 16), halvings=_blocks("dim_mult", 4), normalized="channels"),
+    "AutoencoderKLQwenImage21": Geometry(channels=("z_dim", 64), halvings=_blocks("dim_mult", 5),
+                                         normalized="channels"),
     "AutoencoderDC": Geometry(channels=("latent_channels", 32), halvings=_blocks("encoder_block_out_channels", 6),
                               posterior=False),
     "AutoencoderKLFlux2": Geometry(channels=("latent_channels", 32), halvings=_blocks("block_out_channels", 4),

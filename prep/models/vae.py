@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import diffusers
 import numpy as np
 import torch
+from torch.nn import functional
 
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
@@ -190,12 +191,14 @@ def use_tiles(vae: Any, side: int) -> None:
 
 
 # VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].
-OF_VIDEO = frozenset({"AutoencoderKLQwenImage"})
+OF_VIDEO = frozenset({"AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"})
 
 
 def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
     """The posterior of pictures from -1 to 1; of an autoencoder without one, its latent and a deviation of 0."""
     if type(vae).__name__ in OF_VIDEO:
+        if getattr(vae.config, "in_channels", 3) == 4:  # with transparency: pictures have none
+            image_B3HW = functional.pad(image_B3HW, (0, 0, 0, 0, 0, 1), value=1.0)
         clip = vae.encode(image_B3HW[:, :, None]).latent_dist
         return Posterior(clip.mean[:, :, 0], clip.std[:, :, 0])
     made = vae.encode(image_B3HW)
@@ -221,10 +224,16 @@ def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
 
 def _decoded(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
     if type(vae).__name__ in OF_VIDEO:
-        clip_B31HW: torch.Tensor = vae.decode(latent_BChw[:, :, None]).sample
-        return clip_B31HW[:, :, 0]
+        clip_BC1HW: torch.Tensor = vae.decode(latent_BChw[:, :, None]).sample
+        return _over_white(clip_BC1HW[:, :, 0])
     image_B3HW: torch.Tensor = vae.decode(latent_BChw).sample
     return image_B3HW
+
+
+def _over_white(image_BCHW: torch.Tensor) -> torch.Tensor:
+    """[B, 3, H, W] of pictures from -1 to 1 that may have a channel for opacity."""
+    opacity_B1HW = (image_BCHW[:, 3:] + 1) / 2
+    return image_BCHW if image_BCHW.shape[1] == 3 else 1 - opacity_B1HW * (1 - image_BCHW[:, :3])
 
 
 def load_vae(model: Model, dtype: torch.dtype, expected: Expected | None = None) -> Any:

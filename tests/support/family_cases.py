@@ -161,6 +161,24 @@ def edit_mended(pipeline: Any) -> None:
 EDIT_SIDE = 64
 
 
+def flat(latent: Tensor) -> Tensor:
+    return latent.flatten(2).transpose(1, 2)
+
+
+def with_opacity(vae: Any, image: Tensor) -> Tensor:
+    """Latents of opaque pictures."""
+    return of_video(vae, torch.cat([image, torch.ones_like(image[:, :1])], dim=1))
+
+
+def without_pictures(given: dict[str, Any]) -> dict[str, Any]:
+    """Zeros for what the text encoder returns for pictures, which the transformer replaces; nothing that is kept from
+    one step to the next."""
+    hidden = given["encoder_hidden_states"]
+    kept = ~given["img_mask"][:, :hidden.shape[1], None]
+    return {name: hidden * kept if name == "encoder_hidden_states" else value for name, value in given.items()
+            if not name.startswith("kv_cache")}
+
+
 def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Leaves of Llama's layers those that HiDream's transformer looks up."""
     name = "encoder_hidden_states_llama3"
@@ -204,6 +222,10 @@ CASES = [
            normalized=by_channel, mended=edit_mended, sizes_shown=[(96, 64), (32, 128)],
            stretched={(96, 64): (64, 64), (32, 128): (32, 128)}, seen={(96, 64): (480, 320), (32, 128): (192, 768)})
       for options in ({}, {"zero_cond_t": True})),
+    Case(family="qwenimage21", build="qwenimage21", unguided={"true_cfg_scale": 1.0, "output_resolution": 64},
+         guided={"true_cfg_scale": 4.0, "negative_prompt": " ", "output_resolution": 64}, guidance=4.0, packed=flat,
+         encode=with_opacity, normalized=by_channel, cut=without_pictures, sizes_shown=[(96, 64), (32, 128)],
+         stretched={(96, 64): (64, 64), (32, 128): (32, 128)}, seen={(96, 64): (64, 64), (32, 128): (32, 128)}),
     Case(family="flux2", build="flux2", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
          packed=flux2_patched, normalized=by_batch_norm, surrounding=300, padded_left=True,  # the system's message
          sizes_shown=ODD),

@@ -26,6 +26,7 @@ from runs import go
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from prep.fs.place import Local
 
@@ -234,7 +235,8 @@ def test_settings_that_a_flow_has_not(case, made):
                                     f"'{case.family}', expected one of: {'FlowMatchEuler' if flow else 'DDIM'}")
     assert fault.hint == "leave sample.sampler out for the usual one"
     unknown = "lora.format is 'kohya', but kohya's names are not known for this family of models"
-    assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis"))
+    assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis",
+                                                 "qwenimage21"))
 
 
 def test_what_check_counts_is_what_a_run_trains(made):
@@ -417,7 +419,7 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made, ours, pipe):
         with torch.no_grad(), tiny_pipelines.known_warnings():
             wanted = pipe(prompt=prompt.prompt, latents=case.packed(latent), num_inference_steps=3, height=64, width=64,
                           output_type="np", **{**case.guided, **told, **given}).images[0]
-        usual = (wanted * 255).round().astype(np.int16)
+        usual = (tiny_pipelines.over_white(wanted) * 255).round().astype(np.int16)
         drawn = picture[:, -64:]  # beside its references
         assert np.abs(usual - drawn).max() <= 1, np.abs(usual - drawn).max()
 
@@ -456,7 +458,7 @@ def from_prompt(pipe: Any, case: Case, index: Any, prompt: str, steps: int) -> n
     with torch.no_grad(), tiny_pipelines.known_warnings():
         made = pipe(prompt=prompt, latents=case.packed(latent), num_inference_steps=steps, height=64, width=64,
                     output_type="np", **case.guided).images[0]
-    return (made * 255).round().astype(np.int16)
+    return (tiny_pipelines.over_white(made) * 255).round().astype(np.int16)
 
 
 def taken_by(case: Case) -> tuple[str, ...]:
@@ -611,16 +613,18 @@ def options_for(ours: Any) -> Any:
 
 def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours, pipe):
     rows = Rows(open_index(read_manifest(made)))
-    texts = [text_of(rows, caption) for caption in CAPTIONS[:2]]
     latent = noise(rows).expand(2, -1, -1, -1)
     sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).expand(2, 6)
     time = torch.tensor([300, 300])
-    *_, (_, shown) = shown_of(case, made, pipe)
+    *_, (given, shown) = shown_of(case, made, pipe)
     answers = []
     for references in {(), tuple(torch.cat([each, -each]) for each in shown)}:
+        both, texts = text_of(rows, *CAPTIONS[:2]), [text_of(rows, caption) for caption in CAPTIONS[:2]]
+        if case.seen and references:
+            texts = [seen(case, made, caption, given) for caption in CAPTIONS[:2]]
+            both = {name: pad_sequence([text[name][0] for text in texts], batch_first=True) for name in both}
         with torch.no_grad(), tiny_pipelines.known_warnings():
-            together = predict(ours, latent, time, Conditions(text=text_of(rows, *CAPTIONS[:2]), sizes_B6=sizes,
-                                                              references=references))
+            together = predict(ours, latent, time, Conditions(text=both, sizes_B6=sizes, references=references))
             alone = [predict(ours, latent[:1], time[:1], Conditions(
                 text=text, sizes_B6=sizes[:1], references=[each[number:number + 1] for each in references]))
                 for number, text in enumerate(texts)]

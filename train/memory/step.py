@@ -26,7 +26,7 @@ from prep.loader.latents import latents_of
 from prep.loader.rows import DTYPES, Rows
 from prep.models.device.counting import tensors_in
 from prep.models.device.hollow import Hollow
-from prep.models.family import ATTENTION_MASK
+from prep.models.family import ATTENTION_MASK, PICTURES
 from prep.training.checks import IN_HOST
 from prep.training.schema import Config
 from train.memory.autocast import OfGpu, recomputed
@@ -230,6 +230,9 @@ def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Ten
              for name, shape in rows.text_shapes(tokens).items()}
     if tokens is not None:
         found[ATTENTION_MASK] = _mask(rows, refs, tokens).to(_stored(arrays[ATTENTION_MASK]))
+    if PICTURES in found:  # anywhere: only how many there are takes memory
+        pictures = torch.arange(found[PICTURES].shape[1]) < len(request.draws[0].references)
+        found[PICTURES] = pictures.expand(count, -1).to(found[PICTURES].dtype)
     return found
 
 

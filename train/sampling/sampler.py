@@ -85,8 +85,8 @@ def _pipeline(denoiser: Denoiser, model: Model, sampler: str | None) -> Any:
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
         options |= {**rescaled(True), "timestep_spacing": "trailing"}
     scheduler = load_scheduler(getattr(diffusers, sampler or sampling.sampler), model, **options)
-    pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler},
-                        sampling.pipeline)
+    parts = {**sampling.parts, denoiser.family.denoiser: denoiser.model, "scheduler": scheduler}
+    pipeline = assemble(model, denoiser.family, parts, sampling.pipeline)
     if sampling.vae is not None:
         pipeline.vae = sampling.vae(denoiser.model)
     return pipeline
@@ -144,7 +144,7 @@ def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[N
         yield
         return
     references = [to_device(reference_1Chw, denoiser.device) for reference_1Chw in references]
-    append, tokens = facts.append, 0
+    append, leading, tokens = facts.append, facts.leading, 0
 
     def given(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         nonlocal tokens
@@ -152,7 +152,7 @@ def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[N
         return args, dict(append(named, references))
 
     def cut(_: Any, args: Any, made: tuple[Tensor]) -> tuple[Tensor]:
-        return (made[0][:, :tokens],)
+        return (made[0][:, -tokens:] if leading else made[0][:, :tokens],)
 
     hooks = [denoiser.model.register_forward_pre_hook(given, with_kwargs=True),
              denoiser.model.register_forward_hook(cut)]

@@ -159,6 +159,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
     ("zimage", _has("x_pad_token", "cap_pad_token")),
     ("lumina2", _has("noise_refiner.", "context_refiner.", "layers.")),
     ("qwenimage", _has("transformer_blocks.0.img_mod.", "transformer_blocks.0.txt_mod.", "txt_norm.")),
+    ("qwenimage21", _has("txt_in.text_norm.")),
     ("auraflow", _has("register_tokens")),
     ("krea2", _has("txtfusion.")), ("krea2", _has("text_fusion.")),
     ("hidream", _has("double_stream_blocks.", "single_stream_blocks.")),

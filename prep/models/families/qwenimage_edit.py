@@ -21,7 +21,7 @@ from typing import Any
 from prep.geometry import Placement, Size
 from prep.models.families import qwenimage
 from prep.models.family import References, TextOptions, TextRow, Vision
-from prep.models.text.places import PLACE, positions_by_place
+from prep.models.text.places import PLACE, positions_by_place, without_places
 
 TEMPLATE = ("<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
             "background), then explain how the user's text instruction should alter or modify the image. Generate a "
@@ -73,7 +73,7 @@ def encode_seen(pipeline: Any, caption: str | None, pictures: Sequence[Any], opt
                 device: Any) -> TextRow:
     """`hidden` of a caption with pictures, without padding."""
     # A place without a picture would be an error of the text encoder.
-    words = qwenimage.NEGATIVE if caption is None else caption.replace(PLACE, "")
+    words = qwenimage.NEGATIVE if caption is None else without_places(caption)
     labels = "".join(PICTURE.format(number) for number in range(1, len(pictures) + 1)).replace(PLACE, "")
     beside = len(pipeline.processor.tokenizer(labels)["input_ids"])
     pipeline.processor.room = DROPPED + beside + options.max_length

@@ -37,6 +37,7 @@ class ZeroEncoder(nn.Module):
         super().__init__()
         self._projected = projected
         self.final_layer_norm = nn.Identity()
+        self.model = SimpleNamespace(norm=nn.Identity())
         self.config = SimpleNamespace(hidden_size=1, use_attention_mask=False, text_config=SimpleNamespace())
         self.dtype = torch.float32
         self.device = torch.device("cpu")

@@ -59,9 +59,9 @@ def _encoder_class(model: Model, family: Family, name: str) -> Any:
 def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, Any]:
     """The tokenizers of `model` by component name. Raises `ModelError`."""
     index = pipeline_index(model)
-    # A processor's tokenizer has the class of the other one.
-    tokenizers = {name: load_tokenizer(_class_of(index, "tokenizer" if name == PROCESSOR else name, model, family),
-                                       component)
+    # A processor's tokenizer has the class of the other one, if there is one.
+    named = {name: "tokenizer" if name == PROCESSOR and "tokenizer" in index else name for name in files.tokenizers}
+    tokenizers = {name: load_tokenizer(_class_of(index, named[name], model, family), component)
                   for name, component in files.tokenizers.items()}
     for name, tokenizer in tokenizers.items():
         render_apart(tokenizer, files.tokenizers[name].folder)

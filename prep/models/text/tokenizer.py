@@ -28,7 +28,7 @@ def without_panics(model: Model) -> Iterator[None]:
 
 
 MOST_ADDED = 1000  # tokens of its own, to each text
-PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
+PROCESSORS = frozenset({"PixtralProcessor", "Qwen3VLProcessor"})  # of components that are a pipeline's only tokenizer
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import transformers
 from transformers import BatchFeature
 
@@ -21,31 +22,40 @@ MOST_PARTS = 1 << 14  # of a picture of 1024 x 1024 pixels; Qwen2.5-VL makes 532
 
 
 class SeeingProcessor:
-    """What a pipeline calls as its `processor`: `Qwen2VLProcessor` for texts and pictures.
+    """What a pipeline calls as its `processor`: `Qwen2VLProcessor`, or `Qwen3VLProcessor`, for texts and pictures.
 
-    `room`: tokens of a text that are kept, beside those of pictures; `None`: all.
+    `room`: tokens of a text that are kept, beside those of pictures; `None`: all. `scales`: whether pictures are scaled
+    as its config says, or have the right size.
     """
 
     def __init__(self, tokenizer: Any, pictures: Any) -> None:
-        self.tokenizer, self.room = tokenizer, None
+        self.tokenizer, self.room, self.scales = tokenizer, None, True
         self._pictures = pictures
 
     room: int | None
 
-    def __call__(self, text: Sequence[str], images: Any = None, padding: bool = True,
-                 return_tensors: str = "pt") -> Any:
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """As the tokenizer has it, for one conversation; in a list, as processors return it."""
+        return [self.tokenizer.apply_chat_template(conversation, **options)]
+
+    def __call__(self, text: Sequence[str], images: Any = None, padding: bool = True, return_tensors: str = "pt",
+                 **options: Any) -> Any:
         """Token ids and mask [B, L] of texts; with pictures, uint8 [H, W, 3] each, in the order of their places in the
-        one text, also their parts and the numbers of them."""
+        one text, also their parts and the numbers of them, and which tokens are of pictures. `options` are the
+        tokenizer's."""
         seen, texts, beside = {}, list(text), 0
         if images:
-            seen = self._pictures(images=list(images), input_data_format="channels_last", return_tensors=return_tensors)
+            seen = self._pictures(images=[np.asarray(each) for each in images], input_data_format="channels_last",
+                                  do_resize=self.scales, return_tensors=return_tensors)
             joined = self._pictures.merge_size ** 2
             counts = [int(grid.prod()) // joined for grid in seen["image_grid_thw"]]
             pieces = texts[0].split(PLACE, len(counts))
             texts = ["".join(piece + PLACE * count for piece, count in zip(pieces, counts, strict=False)) + pieces[-1]]
             beside = sum(counts)
         cut = {} if self.room is None else {"truncation": True, "max_length": self.room + beside}
-        read = self.tokenizer(texts, padding=padding, return_tensors=return_tensors, **cut)
+        read = self.tokenizer(texts, padding=padding, return_tensors=return_tensors, **cut, **options)
+        if images:
+            seen["mm_token_type_ids"] = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(PLACE)).int()
         return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], **seen})
 
 

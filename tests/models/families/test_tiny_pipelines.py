@@ -143,7 +143,7 @@ def test_checks_of_model_directories_accept_what_is_saved(family, saved):
     index = pipeline_index(folder)
     for stem in ("text_encoder", "tokenizer", "vae"):
         for name in numbered(index, stem):
-            if tuple(index[name]) in known_classes(name):
+            if tuple(index.get(name, ())) in known_classes(name):  # or a processor has the tokenizer
                 assert class_of(index, name, folder) == tuple(index[name])
                 (tokenizer_files if stem == "tokenizer" else weighted_files)(folder, name)
     for path in folder.rglob("*.json"):

@@ -9,8 +9,8 @@ published models; widths and numbers of layers are tiny. Checked with diffusers 
 
 from __future__ import annotations
 
-from tiny_pipelines.calls import draw, encode_prompts, known_warnings, load, text_only
+from tiny_pipelines.calls import draw, encode_prompts, known_warnings, load, over_white, text_only
 from tiny_pipelines.making import FAMILIES, SECONDARY, build, networks, save
 
-__all__ = ["FAMILIES", "SECONDARY", "build", "draw", "encode_prompts", "known_warnings", "load", "networks", "save",
-           "text_only"]
+__all__ = ["FAMILIES", "SECONDARY", "build", "draw", "encode_prompts", "known_warnings", "load", "networks",
+           "over_white", "save", "text_only"]

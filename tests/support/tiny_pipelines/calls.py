@@ -45,7 +45,7 @@ def load(folder: Path, **options: Any) -> Any:
     absent = {name: None for name, part in index.items() if part == [None, None]}
     if "processor" in index:  # diffusers would load that of videos, too, which needs torchvision
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "processor")
-        options = {"processor": tokenizers.qwen2_vl_processor(tokenizer)} | options
+        options = {"processor": tokenizers.PROCESSORS[index["processor"][1]](tokenizer)} | options
     with known_warnings():
         pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
     pipeline.set_progress_bar_config(disable=True)
@@ -82,9 +82,14 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         options = {"max_area": side * side} | options  # or they would have that area
     if hasattr(pipeline, "default_sample_size"):  # HiDream makes every picture as large as this, whatever is asked for
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
-    if "processor" in pipeline.components:  # Qwen-Image-Edit's makes no picture without one
+    if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options
     with known_warnings():
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
-    return np.asarray(made.images[0])
+    return over_white(np.asarray(made.images[0]))
+
+
+def over_white(picture: Any) -> Any:
+    """[H, W, 3] of a picture, [H, W, 3 or 4] from 0 to 1, that may be transparent."""
+    return picture if picture.shape[2] == 3 else 1 - picture[..., 3:] * (1 - picture[..., :3])

@@ -16,6 +16,7 @@ from tiny_pipelines.families.single_encoder import (
     pixart_alpha,
     pixart_sigma,
     qwenimage,
+    qwenimage21,
     qwenimage_edit,
     sana,
     zimage,
@@ -24,8 +25,9 @@ from tiny_pipelines.families.stable_diffusion import sd3, sd15, sd21, sdxl
 
 FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
-    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, qwenimage, qwenimage_edit, zimage,
-                   chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream)
+    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, qwenimage, qwenimage_edit,
+                   qwenimage21, zimage, chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow, cogview4, ovis,
+                   krea2, ernie, hidream)
 }
 SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
 

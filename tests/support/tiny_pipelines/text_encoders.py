@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import transformers
@@ -91,20 +92,33 @@ def qwen25_vl(tokenizer: Any, *, patch: int = 2) -> Any:
     text = language_model_sizes(tokenizer, layers=2) | {"rope_parameters": rope}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH,
               "patch_size": patch, "fullatt_block_indexes": [0]}
+    config = _untyped.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **_marks(tokenizer))
+    return _untyped.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _marks(tokenizer: Any) -> dict[str, int]:
+    """The tokens around pictures, if a tokenizer has them."""
     marks = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for name, word in (
         ("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end"))}
-    config = _untyped.Qwen2_5_VLConfig(text_config=text, vision_config=vision,
-                                       **{name: token for name, token in marks.items() if token is not None})
-    return _untyped.Qwen2_5_VLForConditionalGeneration(config)
+    return {name: token for name, token in marks.items() if token is not None}
 
 
 def qwen3_vl(tokenizer: Any) -> Any:
     """Qwen3-VL without its head, six layers: Krea 2 stacks three of them."""
+    return _untyped.Qwen3VLModel(_qwen3_vl_config(tokenizer, layers=6, patch=2))
+
+
+def qwen3_vl_with_head(tokenizer: Any) -> Any:
+    """Qwen3-VL with its head, and with a layer that is given features of pictures, as Qwen-Image-2.1 is published."""
+    return _untyped.Qwen3VLForConditionalGeneration(_qwen3_vl_config(tokenizer, layers=2, patch=16, deep=[0]))
+
+
+def _qwen3_vl_config(tokenizer: Any, *, layers: int, patch: int, deep: Sequence[int] = ()) -> Any:
     rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 5_000_000.0}
-    text = language_model_sizes(tokenizer, layers=6) | {"head_dim": 8, "rope_parameters": rope}
+    text = language_model_sizes(tokenizer, layers=layers) | {"head_dim": 8, "rope_parameters": rope}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH,
-              "patch_size": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
-    return _untyped.Qwen3VLModel(_untyped.Qwen3VLConfig(text_config=text, vision_config=vision))
+              "patch_size": patch, "num_position_embeddings": 16, "deepstack_visual_indexes": [*deep]}
+    return _untyped.Qwen3VLConfig(text_config=text, vision_config=vision, **_marks(tokenizer))
 
 
 def mistral3(tokenizer: Any, *, layers: int) -> Any:

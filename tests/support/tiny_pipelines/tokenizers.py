@@ -5,7 +5,7 @@ They need transformers 5, whose tokenizers take a vocabulary as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import transformers
@@ -86,18 +86,39 @@ def qwen25_vl() -> Any:
     return qwen(SEEING, end="<|im_end|>")
 
 
+def qwen3_vl() -> Any:
+    """Qwen3-VL's, whose template takes messages made of parts."""
+    return qwen(SEEING, template=CHAT_TEMPLATE.replace("message['content']", "message['content'][0]['text']"),
+                end="<|im_end|>")
+
+
 def qwen2_vl_processor(tokenizer: Any) -> Any:
-    """Qwen2-VL's processor, without that for videos, which needs torchvision; four tokens for a picture."""
-    made = object.__new__(_untyped.Qwen2VLProcessor)
-    made.tokenizer, made.chat_template = tokenizer, None
-    made.image_processor = _untyped.Qwen2VLImageProcessorPil(size={"shortest_edge": 28**2, "longest_edge": 64**2})
-    for kind in ("image", "video"):
-        token = f"<|{kind}_pad|>"
-        setattr(made, f"{kind}_token", token)
-        setattr(made, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+    """Qwen2-VL's processor; four tokens for a picture."""
+    return _processor(_untyped.Qwen2VLProcessor, tokenizer, size={"shortest_edge": 28**2, "longest_edge": 64**2})
+
+
+def qwen3_vl_processor(tokenizer: Any) -> Any:
+    """Qwen3-VL's processor: a token for 32 x 32 pixels; small pictures are not enlarged."""
+    return _processor(_untyped.Qwen3VLProcessor, tokenizer, size={"shortest_edge": 32**2, "longest_edge": 4096**2},
+                      patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+def _processor(kind: Any, tokenizer: Any, **options: Any) -> Any:
+    """A processor without the part for videos, which needs torchvision."""
+    made = object.__new__(kind)
+    made.tokenizer, made.chat_template = tokenizer, tokenizer.chat_template
+    made.image_processor = _untyped.Qwen2VLImageProcessorPil(**options)
+    for name in ("image", "video", "vision_start", "vision_end"):
+        token = f"<|{name if name.startswith('vision') else f'{name}_pad'}|>"
+        setattr(made, f"{name}_token", token)
+        setattr(made, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
     made.save_pretrained = lambda folder, **_: [part.save_pretrained(folder) for part in (tokenizer,
                                                                                           made.image_processor)]
     return made
+
+
+PROCESSORS: Mapping[str, Callable[[Any], Any]] = {"Qwen2VLProcessor": qwen2_vl_processor,
+                                                  "Qwen3VLProcessor": qwen3_vl_processor}
 
 
 def llama() -> Any:

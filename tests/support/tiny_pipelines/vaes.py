@@ -53,6 +53,12 @@ def qwen_image() -> Any:
     )
 
 
+def qwen_image_21() -> Any:
+    """Qwen-Image-2.1's: factor 16, 64 channels, each with a mean and a deviation; pictures have transparency."""
+    return _untyped.AutoencoderKLQwenImage21(
+        base_dim=4, decoder_base_dim=4, dim_mult=[1, 1, 1, 1, 1], num_res_blocks=1)
+
+
 def deep_compression() -> Any:
     """SANA's: factor 32, 32 channels, six stages of which the last has attention."""
     blocks, channels, scales = ("ResBlock",) * 5 + ("EfficientViTBlock",), (8,) * 5 + (32,), ((),) * 5 + ((5,),)

@@ -93,6 +93,17 @@ def qwenimage_edit(zero_cond_t: bool = False) -> Any:
         "processor": tokenizers.qwen2_vl_processor(tokenizer), "transformer": transformer})
 
 
+def qwenimage21() -> Any:
+    """Qwen-Image-2.1: Qwen3-VL sees the pictures, whose latents take the places of what it returns for them."""
+    tokenizer = tokenizers.qwen3_vl()
+    return _untyped.QwenImage21Pipeline(
+        scheduler=schedulers.dynamic_flow(), vae=vaes.qwen_image_21(),
+        text_encoder=text_encoders.qwen3_vl_with_head(tokenizer), processor=tokenizers.qwen3_vl_processor(tokenizer),
+        transformer=_untyped.QwenImage21Transformer2DModel(
+            num_layers=2, attention_head_dim=16, num_attention_heads=2, context_in_dim=WIDTH,
+            axes_dims_rope=(4, 6, 6)))
+
+
 def zimage() -> Any:
     """Z-Image: Qwen3; its transformer takes a list of pictures and a list of texts, and pads both itself."""
     tokenizer = tokenizers.qwen3()
