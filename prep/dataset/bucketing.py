@@ -85,10 +85,23 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
             if isinstance(placements, Finding):
                 bad[assignment.name] = placements
                 continue
+            _require_seen_once(item, placements, recipe, family)
             placed = replace(assignment, references=placements)
         fitting.append(placed)
     buckets = tuple(sorted({assignment.placement.bucket for assignment in fitting}))
     return replace(result, pictures=tuple(fitting), buckets=buckets, findings=(*result.findings, *bad.values()))
+
+
+def _require_seen_once(item: KnownItem, placements: Sequence[tuple[Placement, ...]], recipe: Recipe,
+                       family: Family) -> None:
+    """Raises `ConfigError` if the text encoder sees references otherwise in another view of their picture."""
+    vision = family.text.vision
+    if vision is not None and len({tuple(vision.place(each.size, place) for each, place in zip(
+            item.references, of_view, strict=True)) for of_view in placements}) > 1:
+        raise ConfigError(f"references.fit is '{recipe.reference_fit}', which crops the references of "
+                          f"{item.item.label} in another way for each of its views, expected 'family' or 'exact' for "
+                          f"family '{family.name}': its text encoder sees them, and each caption has one row",
+                          hint="or set image.views to 1")
 
 
 def _placements(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, family: Family

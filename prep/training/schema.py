@@ -95,8 +95,9 @@ class Lora:
         "[{match = \"ff.net.2\", rank = 4}, {match = \"re:^up_blocks\", lr = 5e-5}]")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
-                             "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, CogView4 "
-                             "and Ovis-Image; a run that an earlier version began keeps its names")
+                             "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, "
+                             "CogView4, Ovis-Image and Qwen-Image-2.1; a run that an earlier version began keeps its "
+                             "names")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

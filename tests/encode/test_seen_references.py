@@ -19,18 +19,24 @@ import tiny_pipelines
 
 from prep.cache.store import open_cache
 from prep.errors import ConfigError
+from prep.loader.batches import batches
 from prep.loader.draws import NO_TEXT, Dropout, require_shown, training
 from prep.loader.index import open_index
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest, write_manifest
 from prep.manifest.tables import SAMPLES_WITH_REFERENCES, read_table, write_table
 from prep.models.family import ATTENTION_MASK
 from prep.models.text.places import positions_by_place
 from prep.recipe.prompts import parse_prompt
+from train.check import check
 from train.check.data import planned_by
 from train.config.load import parse
+from train.models.denoiser import load
+from train.objectives.forward import forward, sample_losses
 from train.sampling.prompts import look_up, of_captions
 from train.sampling.text import encode_prompts
+from train.setup import RunRequest
 
 CPU = torch.device("cpu")
 
@@ -57,14 +63,19 @@ def recipe_in(root, text=RECIPE):
     return ["encode", root / "d.toml", "--cache", root / "cache", "-o", root / "m.json", "--device", "cpu"]
 
 
+@pytest.fixture(scope="module", params=["qwenimage_edit", "qwenimage21"])
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(family, tmp_path_factory):
     """A model, pictures with references, and their cache."""
     from prep.cli.console import run
     from prep.cli.main import app
 
     root = tmp_path_factory.mktemp("seen")
-    tiny_pipelines.save("qwenimage_edit", root / "model")
+    tiny_pipelines.save(family, root / "model")
     for number in range(PICTURES):
         draw(root / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(f"edit {number}")
     for place, sizes in SIZES.items():
@@ -86,13 +97,17 @@ def shown_with(root, name):
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION_IMAGE_SIZE, calculate_dimensions
 
     found = [Image.open(root / place / name).convert("RGB") for place in SIZES if (root / place / name).exists()]
-    return [each.resize(calculate_dimensions(CONDITION_IMAGE_SIZE, each.width / each.height), Image.Resampling.LANCZOS)
+    edit = "EditPlus" in (root / "model" / "model_index.json").read_text()
+    area = CONDITION_IMAGE_SIZE if edit else 64**2  # that of the recipe, which Qwen-Image-2.1 has for both encoders
+    return [each.resize(calculate_dimensions(area, each.width / each.height)[:2], Image.Resampling.LANCZOS)
             for each in found]
 
 
 def row_of(pipeline, words, shown):
+    """What the pipeline returns, without the pictures themselves if it says where they are."""
     with torch.no_grad(), positions_by_place(pipeline):
-        return pipeline.encode_prompt(words, image=shown or None, device="cpu")[0][0]
+        hidden, _, *places = pipeline.encode_prompt(words, image=shown or None, device="cpu")
+    return hidden[0][~places[0][0]] if places else hidden[0]
 
 
 def test_rows_are_of_words_and_references_also_where_captions_are_dropped(whole):
@@ -124,6 +139,43 @@ def test_a_changed_reference_encodes_the_texts_that_it_is_seen_with(copy, prep):
     assert not prep("verify", copy / "m.json").code
 
 
+def test_another_size_encodes_the_texts_again_where_the_encoder_has_that_of_the_vae(copy, prep, family):
+    changed = RECIPE.replace("[references]\nresolution = 64", "[references]\nresolution = 96")
+    encoded = json.loads(prep(*recipe_in(copy, changed), "--json").out)["encoded"]
+    assert encoded == {"latent": 6, "mask": 0, "text": 6 if family == "qwenimage21" else 0}
+    assert not prep("verify", copy / "m.json").code
+
+
+def test_references_cropped_as_each_view_are_refused_where_the_encoder_sees_them_so(copy, prep, family):
+    for number in range(PICTURES):
+        draw(copy / "photos" / f"{number}.png", (96, 80), seed=number)
+    text = RECIPE.replace("step = 32", 'step = 32\nbuckets = "list"\nsizes = ["64x64"]\ncrop = "random"\nviews = 3')
+    result = prep(*recipe_in(copy, text.replace("[references]", '[references]\nfit = "bucket"')), "--dry-run")
+    assert (result.code == 3) == (family == "qwenimage21"), result.err
+    if result.code:
+        assert "references.fit is 'bucket', which crops the references of" in result.err
+    assert not prep(*recipe_in(copy, text), "--dry-run").code
+
+
+def test_a_batch_has_the_losses_of_its_samples_alone(whole):
+    """Of none to two references, in several sizes."""
+    found = check(RunRequest(manifest=whole / "m.json"), parse({"precision": "fp32", "batch_size": PICTURES}, "")).setup
+    denoiser = load(found.model.path, found.config, found.prediction, CPU, family=found.family.name)
+    losses = []
+    for most in (None, 1):
+        requests = training(found.index, found.plan, 0, 2, timesteps=denoiser.timesteps, most=most)
+        lost, passes = {}, 0
+        with batches(Rows(found.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
+            for batch in feed:
+                made = sample_losses(forward(denoiser, batch, latents_of(found.manifest), found.config.loss),
+                                     found.config.loss)
+                lost |= {shot.noise: float(loss) for shot, loss in zip(batch.draws, made, strict=True)}
+                passes += 1
+        losses.append((lost, passes))
+    (together, fewer), (alone, more) = losses
+    assert fewer < more and together == pytest.approx(alone, rel=1e-4) and len(set(alone.values())) == len(alone)
+
+
 @pytest.mark.parametrize("change", [
     lambda record: record["references"][0].update(picture=bytes(32)),
     lambda record: record["texts"][0].update(caption="never encoded"),
@@ -140,7 +192,7 @@ def test_verify_knows_the_keys_of_texts_with_references(copy, prep, change):
     assert result.code and "1.png" in result.out + result.err
 
 
-def test_prompts_with_references_are_found_by_what_is_seen(copy, prep):
+def test_prompts_with_references_are_found_by_what_is_seen(copy, prep, family):
     words = "make it blue"
     (copy / "p.txt").write_text(f"{words} --ref before/0.png\n{words}\n{words} --n bad --ref before/1.png --ref "
                                 "before/0.png\n")
@@ -160,7 +212,7 @@ def test_prompts_with_references_are_found_by_what_is_seen(copy, prep):
     assert torch.allclose(row["hidden"][0, :len(wanted)], wanted, atol=1e-5)
     typed = encode_prompts(index, copy / "model", [parse_prompt(f"{words} --ref {copy / 'before' / '0.png'}", "")], CPU)
     assert typed[0].positive == found.prompts[0].positive and typed[0].negative == found.prompts[0].negative
-    with pytest.raises(ConfigError, match="that the text encoder of family 'qwenimage_edit' sees"):
+    with pytest.raises(ConfigError, match=f"that the text encoder of family '{family}' sees"):
         encode_prompts(index, copy / "model", [parse_prompt(f"new --ref {copy / 'before' / '0.png'}", "")], CPU)
     unseen = look_up(index, [replace(parse_prompt("make it blue --ref before/2.png", ""), line=1)], copy / "p.txt")
     assert not unseen.prompts and not unseen.lacking and "has no text row yet" in unseen.warnings[0]

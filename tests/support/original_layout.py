@@ -194,6 +194,26 @@ blocks.{}.mod.lin = transformer_blocks.{}.scale_shift_table
     ("blocks", "transformer_blocks"), ("txtfusion.layerwise_blocks", "text_fusion.layerwise_blocks"),
     ("txtfusion.refiner_blocks", "text_fusion.refiner_blocks")))
 
+# As ComfyUI fuses them.
+QWENIMAGE21 = """
+img_in = img_in
+txt_in.text_norm = txt_in.text_norm
+txt_in.in_layer = txt_in.in_layer
+txt_in.out_layer = txt_in.out_layer
+time_text_embed.timestep_embedder.linear_1 = time_text_embed.timestep_embedder.linear_1
+time_text_embed.timestep_embedder.linear_2 = time_text_embed.timestep_embedder.linear_2
+modulation.1 = modulation.1
+norm_out.linear = norm_out.linear
+proj_out = proj_out
+transformer_blocks.{}.attn.to_q = transformer_blocks.{}.attn.to_q
+transformer_blocks.{}.attn.to_k = transformer_blocks.{}.attn.to_k
+transformer_blocks.{}.attn.to_v = transformer_blocks.{}.attn.to_v
+transformer_blocks.{}.attn.to_out.0 = transformer_blocks.{}.attn.to_out.0
+transformer_blocks.{}.attn.norm_q = transformer_blocks.{}.attn.norm_q
+transformer_blocks.{}.attn.norm_k = transformer_blocks.{}.attn.norm_k
+transformer_blocks.{}.img_mlp.out = transformer_blocks.{}.img_mlp.out
+transformer_blocks.{}.img_mlp.gate_up = transformer_blocks.{}.img_mlp.gate_layer + transformer_blocks.{}.img_mlp.proj
+"""
 
 _DOUBLE = """
 double_blocks.{}.img_attn.qkv = transformer_blocks.{}.attn.to_q + transformer_blocks.{}.attn.to_k \

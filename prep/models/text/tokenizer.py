@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,8 @@ def without_panics(model: Model) -> Iterator[None]:
 
 
 MOST_ADDED = 1000  # tokens of its own, to each text
-PROCESSORS = frozenset({"PixtralProcessor", "Qwen3VLProcessor"})  # of components that are a pipeline's only tokenizer
+# Of components that are a pipeline's only tokenizer: the class of the one inside.
+PROCESSORS: Mapping[str, str] = {"PixtralProcessor": "AutoTokenizer", "Qwen3VLProcessor": "Qwen2Tokenizer"}
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
@@ -37,7 +38,7 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
     For a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
     processor itself does; text has the same tokens, each time. Raises `ModelError`.
     """
-    kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
+    kind = getattr(transformers, PROCESSORS.get(class_name, class_name))
     try:
         trial = Trial(files) if _needs_trial(kind, files) else None
         if trial is not None:

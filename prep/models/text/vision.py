@@ -40,8 +40,8 @@ class SeeingProcessor:
 
     def __call__(self, text: Sequence[str], images: Any = None, padding: bool = True, return_tensors: str = "pt",
                  **options: Any) -> Any:
-        """Token ids and mask [B, L] of texts; with pictures, uint8 [H, W, 3] each, in the order of their places in the
-        one text, also their parts and the numbers of them, and which tokens are of pictures. `options` are the
+        """Token ids and mask [B, L] of texts, and which tokens are of pictures; with pictures, uint8 [H, W, 3] each, in
+        the order of their places in the one text, also their parts and the numbers of them. `options` are the
         tokenizer's."""
         seen, texts, beside = {}, list(text), 0
         if images:
@@ -54,9 +54,9 @@ class SeeingProcessor:
             beside = sum(counts)
         cut = {} if self.room is None else {"truncation": True, "max_length": self.room + beside}
         read = self.tokenizer(texts, padding=padding, return_tensors=return_tensors, **cut, **options)
-        if images:
-            seen["mm_token_type_ids"] = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(PLACE)).int()
-        return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], **seen})
+        of_pictures = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(PLACE)).int()
+        return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
+                             "mm_token_type_ids": of_pictures, **seen})
 
 
 def load_processor(files: ComponentFiles, tokenizer: Any) -> SeeingProcessor:

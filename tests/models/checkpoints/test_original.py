@@ -29,7 +29,8 @@ from prep.models.pipeline import infer_family, open_single
 # Authors' names, if they are others than diffusers'. FLUX.1, Chroma, Lumina 2 and SANA have converters for their
 # published width alone.
 PUBLISHED = {"sd3": original_layout.SD3, "flux2": original_layout.FLUX2, "zimage": original_layout.ZIMAGE,
-             "auraflow": original_layout.AURAFLOW, "krea2": original_layout.KREA2}
+             "auraflow": original_layout.AURAFLOW, "krea2": original_layout.KREA2,
+             "qwenimage21": original_layout.QWENIMAGE21}
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 STEM = "diffusion_pytorch_model.safetensors"
 

@@ -16,7 +16,12 @@ pytest.importorskip("transformers", minversion="5", reason="older tokenizers can
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
 
 import tiny_pipelines
-from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel, QwenImageTransformer2DModel
+from diffusers import (
+    Flux2Transformer2DModel,
+    FluxTransformer2DModel,
+    QwenImage21Transformer2DModel,
+    QwenImageTransformer2DModel,
+)
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -27,7 +32,7 @@ from prep.models.families import flux_kontext
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions
 
-STRETCHING = ("flux_kontext", "qwenimage_edit")
+STRETCHING = ("flux_kontext", "qwenimage_edit", "qwenimage21")
 TAKING = [name for name, family in FAMILIES.items() if family.references]
 
 
@@ -44,6 +49,9 @@ class Blank(Image.Image):
         super().__init__()
         self._size = size
 
+    def convert(self, *_: Any, **__: Any) -> Any:
+        return self
+
     def resize(self, size: Size, *_: Any, **__: Any) -> Blank:
         Blank.scaled.append(size)
         return Blank(size)
@@ -59,7 +67,7 @@ def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Pl
     """How the pipeline's own code places a picture; `None` if it refuses it."""
     Blank.scaled.clear()
     try:
-        pipeline(image=Blank(size), height=64, width=64, guidance_scale=1.0, **embeddings)
+        pipeline(image=Blank(size), height=64, width=64, **embeddings)
     except Seen as seen:
         scaled, (left, top, right, bottom) = seen.args
         return Placement(scaled=scaled, crop=(left, top), bucket=(right - left, bottom - top))
@@ -69,9 +77,13 @@ def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Pl
     raise AssertionError("the pipeline made a picture")
 
 
-def embeddings(pipeline: Any) -> dict[str, torch.Tensor]:
-    found = {"prompt_embeds": torch.zeros(1, 4, pipeline.transformer.config.joint_attention_dim)}
-    pooled = pipeline.transformer.config.get("pooled_projection_dim")
+def embeddings(pipeline: Any) -> dict[str, Any]:
+    """Arguments of a pipeline, beside a picture."""
+    config = pipeline.transformer.config
+    if "context_in_dim" in config:
+        return {"prompt": "a caption"}  # its embeddings would have to be of the picture
+    found = {"prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim), "guidance_scale": 1.0}
+    pooled = config.get("pooled_projection_dim")
     return found | ({"pooled_prompt_embeds": torch.zeros(1, pooled)} if pooled else {})
 
 
@@ -92,7 +104,8 @@ def test_pictures_are_placed_as_the_pipeline_places_them(name):
     def all_sizes(size: Size) -> None:
         wanted = placed(pipeline, texts, size)
         if family.text.vision is not None:
-            as_seen = family.text.vision.place(size)
+            own = family.references.place(size, family.references.resolution)
+            as_seen = None if own is None else family.text.vision.place(size, own)
             assert as_seen is None or as_seen.scaled == Blank.scaled[0]
             try:
                 smart_resize(*Blank.scaled[0][::-1])
@@ -116,9 +129,12 @@ def test_the_vae_is_given_the_pipeline_s_pixels(name, monkeypatch):
     for size in ((1400, 1111), (300, 111)):
         picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
         with pytest.raises(Seen) as caught:
-            pipeline(image=picture, height=64, width=64, guidance_scale=1.0, **texts)
-        pixels_3HW = caught.value.args[0].squeeze(2)[0]  # of one frame, for a VAE of video
-        given = ((pixels_3HW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy()
+            pipeline(image=picture, height=64, width=64, **texts)
+        pixels_CHW = caught.value.args[0].squeeze(2)[0]  # of one frame, for a VAE of video
+        given = ((pixels_CHW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy()
+        if given.shape[2] == 4:  # with transparency
+            assert (given[..., 3] == 255).all()
+            given = given[..., :3]
         assert np.array_equal(scale_and_crop(picture, family.references.place(size, family.references.resolution)),
                               given)
 
@@ -134,7 +150,7 @@ def test_a_placement_of_any_side_is_of_whole_tokens(name, size, side):
         assert length > 0 and length % token == 0 and begin >= 0 and begin + length <= scaled
         assert name in STRETCHING or (scaled <= picture and scaled - length < token)
     area = found.bucket[0] * found.bucket[1]
-    if name == "qwenimage_edit":  # each side is rounded to multiples of 32
+    if name in ("qwenimage_edit", "qwenimage21"):  # each side is rounded to multiples of 32
         assert all(abs(length - side * (picture / other) ** 0.5) <= 16.001
                    for length, picture, other in zip(found.bucket, size, size[::-1], strict=True))
         return
@@ -150,6 +166,7 @@ def test_kontext_is_given_a_latent_as_its_pipeline_gives_it():
     pipeline = tiny_pipelines.build("flux_kontext")
     noise, shown = torch.randn(1, 16, 8, 6), torch.randn(1, 16, 4, 10)
     texts, seen = embeddings(pipeline), []
+    del texts["guidance_scale"]
     pipeline.transformer.register_forward_pre_hook(lambda module, args, given: seen.append(given), with_kwargs=True)
     pipeline(image=shown, latents=flux_kontext.packing.pack(noise), height=64, width=48, max_area=64 * 48,
              num_inference_steps=1, output_type="latent", **texts)
@@ -165,6 +182,7 @@ def test_kontext_is_given_a_latent_as_its_pipeline_gives_it():
 # Of the transformers' published configs what is not the default of its class, but for the number of blocks.
 BLOCKS = {"num_layers": 1, "num_single_layers": 1}
 PUBLISHED = {
+    "qwenimage21": (QwenImage21Transformer2DModel, {}, {"hidden": (512, 4096)}),
     "qwenimage_edit": (QwenImageTransformer2DModel, {}, {"hidden": (512, 3584)}),
     "flux_kontext": (FluxTransformer2DModel, {"guidance_embeds": True}, {"hidden": (512, 4096), "pooled": (768,)}),
     "flux2": (Flux2Transformer2DModel, {}, {"hidden": (512, 15360)}),
@@ -181,16 +199,18 @@ def test_the_memory_of_references_can_be_counted(name):
     with META:
         taken = {option: count for option, count in BLOCKS.items() if option in inspect.signature(kind).parameters}
         model = kind(**config, **taken).to(torch.bfloat16)
+    side = 1024 // family.factor  # of references, in cells: twice that of the latent
     with Hollow() as counted:
         counted.enter(model)
         weights = sum(counted.live.values())
-        for cells in ([], [(128, 128)] * family.references.most):
+        for cells in ([], [(side, side)] * family.references.most):
             counted.reset_peak()
             latent, *references = (counted.empty((2, family.latent_channels, *each), torch.bfloat16)
-                                   for each in ((64, 64), *cells))
+                                   for each in ((side // 2, side // 2), *cells))
             hidden = {array: counted.empty((2, *shape), torch.bfloat16) for array, shape in text.items()}
             if family.text.layout == "trimmed":
                 hidden["attention_mask"] = torch.ones(2, 512, dtype=torch.uint8)
+                hidden["pictures"] = (torch.arange(512) < len(references)).expand(2, -1)
             with torch.no_grad():
                 made = family.predict(model, latent, torch.tensor([0.5, 0.7]), Conditions(
                     text=hidden, sizes_B6=torch.zeros(2, 6), references=references))
