@@ -220,6 +220,9 @@ class Family:
     # The prediction [B, C, h, w] of the denoiser for a noisy latent [B, C, h, w] at a time [B]: the timestep of a
     # diffusion model, the sigma (0 to 1) of a flow. For a flow the prediction is that of noise - latent.
     predict: Callable[[Any, Tensor, Tensor, Conditions], Tensor]
+    # When `predict` calls the denoiser once for each length of text in its batch: "recomputing", with gradient
+    # checkpointing.
+    by_length: Literal["never", "recomputing", "always"] = "never"
     chooses_attention: bool = False  # whether diffusers lets the kernel of its denoiser's attention be chosen
     takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
     # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.

@@ -634,6 +634,20 @@ def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours, 
     assert not torch.allclose(answers[0], answers[-1], rtol=1e-3, atol=1e-4) or not shown, "nor do the pictures"
 
 
+def test_a_divided_denoiser_is_refused_where_ranks_would_call_it_unequally_often(made, ours):
+    rows, family = Rows(open_index(read_manifest(made))), ours.family
+    with watched(ours.model) as calls, torch.no_grad(), tiny_pipelines.known_warnings():
+        predict(ours, noise(rows).expand(2, -1, -1, -1), torch.tensor([300, 300]),
+                Conditions(text=text_of(rows, *CAPTIONS[:2]), sizes_B6=torch.zeros(2, 6)))
+    assert len(calls) == (2 if family.by_length == "always" else 1)
+    for settings, wrong in (({}, family.by_length != "never"), ({"micro_batch": 1}, False),
+                            ({"gradient_checkpointing": False}, family.by_length == "always")):
+        config = parse({"precision": "fp32", "batch_size": 2, "parallel": {"shard": True}, **settings}, "")
+        said = [fault.message for fault in check(RunRequest(manifest=made), config).faults]
+        wanted = f"micro_batch is 2, expected 1 where parallel.shard divides a denoiser of family '{family.name}'"
+        assert any(message.startswith(wanted) for message in said) == wrong, said
+
+
 def test_a_denoiser_without_dropout_draws_nothing_itself(made, ours):
     """Torch's generators are then not seeded for each step."""
     rows = Rows(open_index(read_manifest(made)))

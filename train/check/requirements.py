@@ -33,7 +33,7 @@ def check_libraries(config: Config, family: Family) -> None:
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
-        _check_divided(config)
+        _check_divided(config, family)
     if config.offload:
         _check_offloaded(config)
     if config.method == "full":
@@ -98,7 +98,7 @@ def _check_quantized(config: Config) -> None:
                           hint="pip install 'latentry[bnb]', or --set quantization=fp8")
 
 
-def _check_divided(config: Config) -> None:
+def _check_divided(config: Config, family: Family) -> None:
     """Raises `ConfigError` for settings that a divided model cannot have, or if torch is too old for it."""
     name = config.optimizer.name
     if not TABLE[name].elementwise:
@@ -112,6 +112,11 @@ def _check_divided(config: Config) -> None:
         raise ConfigError(f"ema.device is '{config.ema.device}', which is only for models that are not divided, but "
                           "parallel.shard is on: each rank has its part of the average beside that of the weights",
                           hint="--set ema.device=model, or --no-shard")
+    recomputing = family.by_length == "recomputing" and config.gradient_checkpointing is not False
+    if config.micro_batch > 1 and (family.by_length == "always" or recomputing):
+        raise ConfigError(f"micro_batch is {config.micro_batch}, expected 1 where parallel.shard divides a denoiser of "
+                          f"family '{family.name}': it has a pass for each length of captions, and all ranks must have "
+                          "as many", hint="--micro-batch 1, or --no-shard")
     _require_torch(DIVIDES, "parallel.shard needs", "--no-shard")
 
 

@@ -120,7 +120,8 @@ COMPONENTS = {
 FAMILY = Family(
     name="chroma", models=("Chroma",), pipelines=("ChromaPipeline",), denoiser="transformer", components=COMPONENTS,
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
-    predictions=("flow",), text=TEXT, predict=predict, chooses_attention=True, sampling=SAMPLING, lora=LORA,
+    predictions=("flow",), text=TEXT, predict=predict, by_length="recomputing", chooses_attention=True,
+    sampling=SAMPLING, lora=LORA,
     labels=Labels(architecture="chroma"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -123,7 +123,7 @@ FAMILY = Family(
     name="cogview4", models=("CogView4",), pipelines=("CogView4Pipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="1", shift_factor="0", predictions=("flow",), text=TEXT,
-    predict=predict, shift=shift_of, sampling=SAMPLING, lora=LORA,
+    predict=predict, by_length="always", shift=shift_of, sampling=SAMPLING, lora=LORA,
     labels=Labels(architecture="cogview4"),
     config_widths={"in_channels": ("latent", 1), "text_embed_dim": ("hidden", 1)},
 )
