@@ -236,7 +236,7 @@ FAMILY = Family(
     predictions=("flow",), predict=predict, by_length="always", sampling=SAMPLING, lora=LORA,
     references=References(most=MOST, resolution=SIDE, place=place, append=append, leading=True),
     text=TextEncoding(arrays={"hidden": ("token", "channel"), PICTURES: ("token",)}, layout="trimmed", max_length=1024,
-                      longest=4096, shapes=shapes, encode=encode, without_prompt=without_prompt,
+                      longest=2048, shapes=shapes, encode=encode, without_prompt=without_prompt,
                       vision=Vision(place=lambda _, placed: placed, encode=encode_seen, tokens=PICTURE_TOKENS),
                       constants={"start": START, "end": END, "picture": PICTURE, "between": BETWEEN, "empty": EMPTY}),
     labels=Labels(architecture="qwen-image-2.1"),
