@@ -21,7 +21,7 @@ from prep.models.components import class_of
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
 from prep.models.files import Model
 from prep.models.fingerprint import TextFiles, text_files
-from prep.models.pipeline import pipeline_index
+from prep.models.pipeline import PROCESSOR, pipeline_index
 from prep.models.text.pipeline import assemble, tokenizers_of
 
 MOST_LAYERS = 128  # hidden states that a pipeline may ask for
@@ -56,6 +56,8 @@ def text_pipeline(model: Model, family: Family, files: TextFiles, tokenizers: Ma
     index = pipeline_index(model)
     encoders = {name: ZeroEncoder(projected=class_of(index, name, model)[1].endswith("WithProjection"))
                 for name in files.encoders}
+    if PROCESSOR in tokenizers:
+        tokenizers[PROCESSOR].looks = False
     return assemble(model, family, {**encoders, **tokenizers})
 
 

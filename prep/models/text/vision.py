@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 from transformers import BatchFeature
 
@@ -25,11 +26,12 @@ class SeeingProcessor:
     """What a pipeline calls as its `processor`: `Qwen2VLProcessor`, or `Qwen3VLProcessor`, for texts and pictures.
 
     `room`: tokens of a text that are kept, beside those of pictures; `None`: all. `scales`: whether pictures are scaled
-    as its config says, or have the right size.
+    as its config says, or have the right size. `looks`: whether it returns parts of pictures, or only their numbers, to
+    count tokens.
     """
 
     def __init__(self, tokenizer: Any, pictures: Any) -> None:
-        self.tokenizer, self.room, self.scales = tokenizer, None, True
+        self.tokenizer, self.room, self.scales, self.looks = tokenizer, None, True, True
         self._pictures = pictures
 
     room: int | None
@@ -45,8 +47,7 @@ class SeeingProcessor:
         tokenizer's."""
         seen, texts, beside = {}, list(text), 0
         if images:
-            seen = self._pictures(images=[np.asarray(each) for each in images], input_data_format="channels_last",
-                                  do_resize=self.scales, return_tensors=return_tensors)
+            seen = self._seen([np.asarray(each) for each in images])
             joined = self._pictures.merge_size ** 2
             counts = [int(grid.prod()) // joined for grid in seen["image_grid_thw"]]
             pieces = texts[0].split(PLACE, len(counts))
@@ -57,6 +58,17 @@ class SeeingProcessor:
         of_pictures = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(PLACE)).int()
         return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
                              "mm_token_type_ids": of_pictures, **seen})
+
+
+    def _seen(self, pictures: Sequence[Any]) -> Any:
+        """The parts of pictures, and how many there are of each: frames, rows and columns."""
+        if self.looks:
+            return self._pictures(images=list(pictures), input_data_format="channels_last", do_resize=self.scales,
+                                  return_tensors="pt")
+        side = self._pictures.patch_size
+        counts = [self._pictures.get_number_of_image_patches(*picture.shape[:2]) if self.scales else
+                  picture.shape[0] // side * (picture.shape[1] // side) for picture in pictures]
+        return {"pixel_values": torch.empty(0), "image_grid_thw": torch.tensor([[1, 1, count] for count in counts])}
 
 
 def load_processor(files: ComponentFiles, tokenizer: Any) -> SeeingProcessor:

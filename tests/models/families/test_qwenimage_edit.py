@@ -71,6 +71,10 @@ def test_the_processor_is_that_of_transformers(count):
     wanted = usual(text=texts, images=given or None, padding=True, return_tensors="pt")
     made = SeeingProcessor(tokenizer, usual.image_processor)(
         text=texts, images=[np.asarray(each) for each in given] or None, padding=True, return_tensors="pt")
+    counting = SeeingProcessor(tokenizer, usual.image_processor)
+    counting.looks = False
+    counted = counting(text=texts, images=[np.asarray(each) for each in given] or None)
+    assert torch.equal(counted["input_ids"], wanted["input_ids"])
     assert made.keys() == wanted.keys() and all(torch.equal(made[name], wanted[name]) for name in made)
 
 
