@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 import torch
+from counted_steps import counted
 from pictures import draw
 from PIL import Image
 
@@ -32,6 +33,8 @@ from prep.recipe.prompts import parse_prompt
 from train.check import check
 from train.check.data import planned_by
 from train.config.load import parse
+from train.memory.room import room_of
+from train.memory.step import count
 from train.models.denoiser import load
 from train.objectives.forward import forward, sample_losses
 from train.sampling.prompts import look_up, of_captions
@@ -174,6 +177,12 @@ def test_a_batch_has_the_losses_of_its_samples_alone(whole):
         losses.append((lost, passes))
     (together, fewer), (alone, more) = losses
     assert fewer < more and together == pytest.approx(alone, rel=1e-4) and len(set(alone.values())) == len(alone)
+
+
+def test_the_memory_of_a_step_with_references_is_known_before_weights_are_loaded(whole):
+    found = check(RunRequest(manifest=whole / "m.json"), parse({"precision": "fp32", "batch_size": 2}, "")).setup
+    (wanted, _), given = counted(found), count(found, room_of("cpu")).parts
+    assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.05)
 
 
 @pytest.mark.parametrize("change", [
