@@ -7,7 +7,9 @@ import torch
 from beside import training_adapter
 from safetensors.torch import load_file, save_file
 
+from prep.errors import ModelError
 from train.check import check
+from train.check.adapter import training_adapter as checked
 from train.config.load import load_config, parse
 from train.setup import RunRequest
 
@@ -48,6 +50,18 @@ def test_every_tensor_has_to_fit(file_of, change):
     save_file(change(load_file(path)), path)
     (fault,) = report(made, path).faults
     assert fault.message.startswith(f"{path} ") and fault.exit_code == 6
+
+
+def test_layers_that_convolve_each_channel_by_itself_have_none(setup_of, make, tmp_path):
+    """As those of SANA's feed-forward blocks."""
+    path = tmp_path / "beside.safetensors"
+    save_file({"unet.conv_depth.lora_A.weight": torch.ones(2, 1, 3, 3),
+               "unet.conv_depth.lora_B.weight": torch.ones(8, 2, 1, 1)}, path)
+    config = parse({**SETTINGS, "base": {"adapter": str(path)}}, "")
+    with pytest.raises(ModelError, match="adapts 'conv_depth', which convolves each channel by itself: nothing can be "
+                       "added beside it") as raised:
+        checked(config, {"conv_depth": (8, 1, 3, 3)}, setup_of(make(), **SETTINGS).model.naming, lambda path: "")
+    assert raised.value.hint == MERGE
 
 
 def test_a_file_that_is_not_there_or_is_no_lora(file_of, tmp_path):
