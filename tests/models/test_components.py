@@ -35,7 +35,8 @@ def test_every_listed_class_is_one_of_its_library():
 
     libraries = {"diffusers": diffusers, "transformers": transformers}
     for family in FAMILIES.values():
-        assert {family.denoiser, "vae", "text_encoder", "tokenizer"} <= set(family.components)
+        assert {family.denoiser, "vae", "text_encoder"} <= set(family.components)
+        assert {"tokenizer", "processor"} & set(family.components)
         assert all(hasattr(diffusers, pipeline) for pipeline in set(family.pipelines) - FORMER)
         for known in family.components.values():
             for library, kind in known:

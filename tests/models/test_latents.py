@@ -171,6 +171,8 @@ def test_the_factor_of_an_autoencoder_of_deep_compression(of, tmp_path, config, 
 class AutoencoderKLQwenImage:
     """Wants a time axis; its latents are the clip's, halved in value."""
 
+    config = SimpleNamespace(in_channels=3)
+
     def encode(self, clip_B3THW: torch.Tensor) -> Any:
         assert clip_B3THW.shape[2] == 1
         return SimpleNamespace(latent_dist=SimpleNamespace(mean=clip_B3THW / 2, std=clip_B3THW / 4))
