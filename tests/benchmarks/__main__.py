@@ -1,8 +1,9 @@
-"""`make bench`: every benchmark, one after another, each in a process of its own. Nothing here passes or fails.
+"""`make bench`: the benchmarks, one after another, each in a process of its own. Nothing here passes or fails.
 
     python -m tests.benchmarks [--only NAME] [--quick] [--write]
 
-Other options go to the benchmarks that `--only` names: `--only bench_read --cold 0`.
+Other options go to the benchmarks that `--only` names: `--only bench_read --cold 0`. Those of `BY_NAME` run if it names
+them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from tests.benchmarks.results import machine
 
 HERE = Path(__file__).parent
+BY_NAME = {"bench_gpu", "bench_real"}  # need a GPU, or an hour
 
 
 def main() -> None:
@@ -30,7 +32,7 @@ def main() -> None:
         parser.error(f"options {' '.join(more)} are for one benchmark, expected --only NAME with them")
     print(machine())
     failed, environment = [], {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
-    for name in options.only or names:
+    for name in options.only or [name for name in names if name not in BY_NAME]:
         path = HERE / f"{name}.py"
         print(f"\n== {name}: {doc(path)}", flush=True)
         given = [flag for flag in ("--write", "--quick") if getattr(options, flag[2:]) and takes(path, flag)]

@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from processes import measured as ran
 from results import emit, parser_of, table
 
 from prep.training.table import spell
@@ -41,6 +42,7 @@ CASES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "flux": {"recomputed": ON, "the same again": ON, "inputs in RAM": HOST, **BASES,
              "28 of 57 blocks in RAM": {**ON, "offload": 28}, "all blocks in RAM": {**ON, "offload": 57},
              "nf4, all blocks in RAM": {**BASES["nf4"], "offload": 57}}}
+FIRST = 4  # pictures that are encoded first
 OFTEN = {"batch_size": 1, "validation": {"every": 0}, "sample": {"every": 0}, "checkpoint": {"every": 0}}
 OURS = """
 import gc, hashlib, json, statistics, sys, time
@@ -175,30 +177,6 @@ print(json.dumps([seconds, torch.cuda.max_memory_allocated() if device.startswit
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """A command that ended well."""
-
-    output: str
-    seconds: float
-    cpu: float
-    resident: int  # bytes, at the most
-
-
-def run(words: Sequence[str], **changes: str) -> Ran:
-    """Runs Python with these arguments; its errors and progress go to stderr."""
-    begun = time.perf_counter()
-    child = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, env={**os.environ, **changes})
-    assert child.stdout is not None
-    output = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, words, output)
-    return Ran(output=output, seconds=time.perf_counter() - begun, cpu=usage.ru_utime + usage.ru_stime,
-               resident=usage.ru_maxrss << 10)
-
-
 def pictures(folder: Path, first: int, last: int, side: int) -> None:
     """Draws smooth pictures with captions, by their numbers."""
     folder.mkdir(exist_ok=True)
@@ -214,13 +192,11 @@ def encoded(root: Path, model: Path, options: Any) -> None:
     words = ["-m", "prep", "encode", str(root / "pictures"), "--cache", str(root / "cache"), "--model", str(model),
              "-o", str(root / "manifest.json"), "--resolution", str(options.side), "--device", options.device,
              "--prompts", str(root / "prompts.txt")]
-    pictures(root / "pictures", 0, 4, options.side)
-    few = run(words)
-    print(f"encode: {few.seconds:.1f} s for 4 pictures", flush=True)
-    if options.pictures:
-        pictures(root / "pictures", 4, 4 + options.pictures, options.side)
-        more = run(words)
-        print(f"encode: {more.seconds:.1f} s for {options.pictures} more", flush=True)
+    for first, last in ((0, FIRST), (FIRST, FIRST + options.pictures))[:1 + (options.pictures > 0)]:
+        pictures(root / "pictures", first, last, options.side)
+        begun = time.perf_counter()
+        ran(words, root)
+        print(f"encode: {time.perf_counter() - begun:.1f} s for {last - first} pictures", flush=True)
 
 
 def forecasts(root: Path, cases: Mapping[str, Any]) -> dict[str, subprocess.Popen[str]]:
@@ -273,12 +249,12 @@ def measured(name: str, root: Path, options: Any) -> list[tuple[str, ...]]:
                          f"{size / (peak or 1):.3f}", f"{host / 1e9:.1f}"))
     ours.wait()
     for checkpointing in (True, False) if name == "sdxl" else (True,):
-        theirs = run(["-c", DIFFUSERS, name, str(model), str(options.side), str(options.steps), options.device,
-                      str(int(checkpointing))])
-        seconds, memory, loaded = json.loads(theirs.output.splitlines()[-1])
+        theirs = ran(["-c", DIFFUSERS, name, str(model), str(options.side), str(options.steps), options.device,
+                      str(int(checkpointing))], root)
+        seconds, memory, loaded = json.loads(theirs.out.splitlines()[-1])
         rows.append((f"{name}, diffusers{', recomputed' if checkpointing else ''}", f"{seconds:.3f}",
                      f"{memory / 2**30:.2f}", "", "", f"{theirs.resident / 1e9:.1f}"))
-        print(*rows[-1], f"loaded in {loaded:.1f} s, {theirs.seconds:.0f} s in all", flush=True)
+        print(*rows[-1], f"loaded in {loaded:.1f} s", flush=True)
     return rows
 
 
@@ -292,6 +268,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=32, help="encoded after the first four")
     parser.add_argument("--side", type=int, default=1024)
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("there is no GPU that torch can use")
     rows = []
     for name in options.model or CASES:
         with tempfile.TemporaryDirectory() as root:

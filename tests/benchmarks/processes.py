@@ -29,7 +29,8 @@ class Taken:
 
 def measured(words: Sequence[str], root: Path, *, until: Callable[[], bool] = lambda: False) -> Taken:
     """Runs Python with these words in `root`, and kills it when `until` becomes true. Exits if it fails otherwise."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "HF_HUB_OFFLINE": "1",
                    "LATENTRY_USER_CACHE": str(root / "user")}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as told:
         child = subprocess.Popen([sys.executable, *words], cwd=root, env=environment, stdout=out, stderr=told)
