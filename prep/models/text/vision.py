@@ -59,7 +59,6 @@ class SeeingProcessor:
         return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
                              "mm_token_type_ids": of_pictures, **seen})
 
-
     def _seen(self, pictures: Sequence[Any]) -> Any:
         """The parts of pictures, and how many there are of each: frames, rows and columns."""
         if self.looks:
