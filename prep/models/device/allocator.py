@@ -37,7 +37,8 @@ def has_huge_pages(file: Path = _HUGE_PAGES) -> bool:
         given = "[never]" not in file.read_text(encoding="ascii")
     except OSError:
         return False
-    return given and torch.empty(1 << 22, dtype=torch.uint8).data_ptr() % 4096 == 0  # torch then aligns blocks to pages
+    blocks = [torch.empty((1 << 22) + 64 * more, dtype=torch.uint8) for more in range(4)]  # one may be so by chance
+    return given and all(block.data_ptr() % 4096 == 0 for block in blocks)  # torch then aligns blocks to pages
 
 
 @contextmanager
