@@ -94,12 +94,13 @@ def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Ru
     entries, every = list(pictures), (rules, *more)
     runs = [_placed([size for _, size in entries], each) for each in every]
     placed, findings = [], []
+    alone = {place: (place,) for placements, _ in runs for place in placements.values()}  # shared by many pictures
     for index, (name, size) in enumerate(entries):
         resolutions: dict[Placement, int] = {}
         for each, (placements, _) in zip(every, runs, strict=True):
             if size in placements:
                 resolutions.setdefault(placements[size], each.resolution)
-        placed += [Assignment(index=index, name=name, size=size, resolution=resolution, views=(placement,))
+        placed += [Assignment(index=index, name=name, size=size, resolution=resolution, views=alone[placement])
                    for placement, resolution in resolutions.items()]
         if not resolutions:
             findings.append(_too_small(name, size, rules))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prep.cache.store import SUFFIX, Cache
-from prep.digest import digest_bytes
 from prep.fs import atomic
 from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import entries
@@ -70,11 +69,15 @@ def _move_out(cache: Cache, target: Path) -> None:
     atomic.remove_tree(aside)
 
 
-def publish_table(cache: Cache, data: atomic.Buffer) -> str:
-    """Stores `data` read-only under the digest of its bytes and returns it; replaces a damaged file of that name."""
-    digest = digest_bytes(data)
-    if (target := _lacking(cache, digest)) is not None:
-        cache.write(target, data, read_only=True)
+def publish_table(cache: Cache, parts: Callable[[], Iterable[atomic.Buffer]]) -> str:
+    """Stores a table read-only under the digest of its bytes and returns it; replaces a damaged file of that name.
+
+    `parts` is called twice, for the digest and for the file, so that a large table is never in memory as a whole.
+    """
+    running = hashlib.sha256()
+    for part in parts():
+        running.update(part)
+    publish_parts(cache, digest := running.hexdigest(), parts())
     return digest
 
 

@@ -29,6 +29,7 @@ from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 
 FETCHERS = 32  # threads that read objects in stores, at least: they wait for answers
+AHEAD = 1 << 12  # items that are read, or wait for a thread, before the first of them is done: each takes 1.3 kB
 Ask = Callable[[Blob, str], Fact | None]  # file, kind of fact; `None`: not known
 Failed = Callable[[Exception], object]  # why a file could not be read
 
@@ -91,7 +92,7 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
         for item in items:
             known = _ingest_item(item, recipe, get, failed)
             waiting.append(pool.submit(_read_item, item, recipe, read, failed) if known is None else known)
-            while waiting and (not isinstance(pending := waiting[0], Future) or pending.done()):
+            while waiting and (not isinstance(pending := waiting[0], Future) or pending.done() or len(waiting) > AHEAD):
                 waiting.popleft()
                 yield pending.result() if isinstance(pending, Future) else pending
         for pending in waiting:

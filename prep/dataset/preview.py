@@ -124,6 +124,11 @@ def preview_epoch(
 
 def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
+    return {**summary_as_json(preview), "pictures": [picture_as_json(each) for each in preview.bucketing.pictures]}
+
+
+def summary_as_json(preview: EpochPreview) -> dict[str, Any]:
+    """That document without the pictures, each of which takes a kB of memory."""
     plan, bucketing = preview.plan, preview.bucketing
     inside: dict[BucketShape, list[Assignment]] = defaultdict(list)
     counts = Counter(assignment.resolution for assignment in bucketing.pictures)
@@ -147,7 +152,6 @@ def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
                     "crop_loss": {"before": round(merge.before, 2), "after": round(merge.after, 2)}}
                    for merge in bucketing.merges],
         "findings": [finding.as_json() for finding in bucketing.findings],
-        "pictures": [_picture(assignment) for assignment in bucketing.pictures],
     }
 
 
@@ -163,7 +167,8 @@ def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
             "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
 
 
-def _picture(assignment: Assignment) -> dict[str, Any]:
+def picture_as_json(assignment: Assignment) -> dict[str, Any]:
+    """A picture's entry in the document."""
     return {"name": assignment.name, "size": list(assignment.size), "resolution": assignment.resolution,
             "bucket": list(assignment.placement.bucket), **_references(assignment.shape),
             "scaled": list(assignment.placement.scaled), "crop": list(assignment.placement.crop),

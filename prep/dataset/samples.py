@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from prep.batching.split import Role, choose_validation
+from prep.batching.split import ROLES, Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
 from prep.dataset.bucketing import family_of
 from prep.dataset.ingest import Ingested, KnownItem
@@ -90,6 +90,7 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
     of each once it has been placed: their place is taken by the last.
     """
     copies: Counter[tuple[str, Size, tuple[str, ...]]] = Counter()
+    repeated = _repeated(item.picture for item in items)
     order, role_repeats = _role_repeats(recipe, items, roles, bucketing)
     for placed, repeats in zip(order, balance_prior(role_repeats), strict=True):
         item, role = items[placed.index], roles[placed.index]
@@ -102,7 +103,17 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
             yield PlacedItem(id=sample_id(*same[:2], copies[same], digests), item=item, role=role, views=views,
                              repeats=repeats,
                              references=placed.references[:len(views)])
-            copies[same] += 1
+            if item.picture in repeated:
+                copies[same] += 1
+
+
+def _repeated(digests: Iterable[str]) -> set[str]:
+    """Those that are there more than once: a set's pictures are hardly ever equal, and to count each takes memory."""
+    seen: set[str] = set()
+    repeated: set[str] = set()
+    for digest in digests:
+        (repeated if digest in seen else seen).add(digest)
+    return repeated
 
 
 def reference_name(item: Item, reference: Blob, source: Place) -> str:
@@ -160,8 +171,9 @@ def _role_repeats(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Ro
            bucketing: Assignments) -> tuple[list[Assignment], list[tuple[Role, int]]]:
     """The assignments in the order of source and name, and for each its role and the repeats of its source."""
     order = sorted(bucketing.pictures, key=lambda assignment: _order(items[assignment.index]))
-    return order, [(roles[assignment.index], recipe.sources[items[assignment.index].item.source].repeats)
-                   for assignment in order]
+    repeats = {(number, role): (role, source.repeats)  # as one object for many pictures
+               for number, source in enumerate(recipe.sources) for role in ROLES}
+    return order, [repeats[items[assignment.index].item.source, roles[assignment.index]] for assignment in order]
 
 
 def _order(item: KnownItem) -> tuple[int, str]:

@@ -9,14 +9,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
+from prep.cache.ledger.ledger import (
+    Ledger,
+    RowPlaces,
+    empty_ledger,
+    forget_rejects,
+    load_ledger,
+    remove_foreign_commits,
+)
 from prep.cache.plans import read_plan, remove_plan, renew_plan, write_plan
 from prep.cache.publish import sync_recent_directories
-from prep.cache.records import RowRef, Task
+from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.digest import digest_bytes, digest_strings
 from prep.encode.options import MOST_PARTS, SHARD_BYTES
@@ -79,7 +86,7 @@ class EncodePlan:
     """The wanted rows in the cache, and the tasks that make the missing rows."""
 
     ledger: Ledger
-    refs: Mapping[str, RowRef]  # places of the wanted rows in the cache
+    refs: RowPlaces  # places of the wanted rows in the cache
     tasks: tuple[Task, ...]  # not finished yet
     missing: dict[str, int]  # rows to encode, by field
     reused: dict[str, int]  # wanted rows in the cache, by field
@@ -136,14 +143,15 @@ def _compare_with_ledger(resolved: Wanted, cache: Cache | None, shard_bytes: int
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
     there = ledger.resolve(resolved.targets.keys())
     by_field = resolved.targets.by_field()
-    missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
-               for field, names in by_field.items()}
+    absent = {field: [key for key in names if key not in there] for field, names in by_field.items()}
+    missing = {field: [key for key in names if retry or ledger.rejected(key) is None]
+               for field, names in absent.items()}
     resolved.text_groups.count(missing["text"])
     tasks = _divided(resolved, missing, known.tasks(), shard_bytes, part)
     return EncodePlan(
         ledger=ledger, refs=there, tasks=tasks, digest=digest,
         missing={field: sum(len(task.rows) for task in tasks if task.field == field) for field in by_field},
-        reused={field: sum(key in there for key in names) for field, names in by_field.items()},
+        reused={field: len(names) - len(absent[field]) for field, names in by_field.items()},
         bytes=_bytes_of(resolved, tasks),
     )
 

@@ -129,6 +129,7 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)
     listed.items.clear()  # what is usable is in the survey
+    facts.release()
     with phase(progress, "planning"):
         recipe = settle_masks(recipe, surveyed.items)
         if recipe.mask_origin == "none":

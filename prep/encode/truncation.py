@@ -46,6 +46,7 @@ def find_truncated(targets: Targets, reading: TextReading, facts: Memo, progress
 def _records(targets: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Mapping[str, Any]:
     """What is lost, by key of a text row; without those of which nothing is lost."""
     with phase(progress, "counting tokens"):
+        facts.preload()
         known = {key: facts.get_digest(KIND, key) for key, text in targets.texts.items() if text.caption is not None}
         lacking = [key for key, record in known.items() if record is None]
         if lacking:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from prep.geometry import BucketShape, have_references
 from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
+PART = 1 << 23  # bytes of a table that are written at a time, about
 MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
 HINT = "run the prep encode command again: it rewrites the tables"
 
@@ -76,21 +78,59 @@ def samples_schema(shapes: Iterable[BucketShape]) -> pa.Schema:
 
 def write_table(cache: Cache, table: pa.Table) -> str:
     """Writes the table to the cache, also to its store, and returns the digest of its file."""
-    whole = table.replace_schema_metadata(None).combine_chunks()
-    del table  # of a million samples, each copy has 200 MB
-    counted = pa.MockOutputStream()
-    _write(counted, whole)
-    data = pa.allocate_buffer(counted.size())  # a buffer that grows would take twice as much, and be copied
-    _write(pa.FixedSizeBufferWriter(data), whole)
+    schema, columns = table.schema.remove_metadata(), []
+    while table.num_columns:  # of a million samples, each copy has 200 MB: one column at a time is there twice
+        columns += table.select([0]).combine_chunks().columns
+        table = table.remove_column(0)
+    whole = pa.Table.from_arrays(columns, schema=schema)
+    del columns, table
+    digest = publish_table(cache, partial(_spelled, whole))
     del whole
-    digest = publish_table(cache, data)
     upload_table(cache, digest)
     return digest
 
 
-def _write(sink: Any, whole: pa.Table) -> None:
-    with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
-        writer.write_table(whole, max_chunksize=BATCH_ROWS)
+def _spelled(whole: pa.Table) -> Iterator[bytes]:
+    """The bytes of the table's file, in parts of several MiB."""
+    sink = _Parts()
+    with pa.ipc.new_file(pa.PythonFile(sink, "w"), whole.schema,
+                         options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        for batch in whole.to_batches(max_chunksize=BATCH_ROWS):
+            writer.write_batch(batch)
+            if sink.waiting > PART:
+                yield sink.take()
+    yield sink.take()
+
+
+class _Parts:
+    """A file for Arrow to write, whose bytes are taken while it is written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._written = 0
+        self.waiting = 0  # bytes that were not taken yet
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(data)
+        self._written += len(data)
+        self.waiting += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        """Nothing waits for anything but `take`."""
+
+    def close(self) -> None:
+        """What was written can still be taken."""
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts, self.waiting = [], 0
+        return data
 
 
 def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:

@@ -141,7 +141,7 @@ def test_what_arrow_finds_is_a_clean_error(cache, monkeypatch):
     schema = pa.schema([pa.field("word", pa.string(), nullable=False)])
 
     def read(data):
-        return read_table(cache, publish_table(cache, bytes(data)), schema)
+        return read_table(cache, publish_table(cache, lambda: [bytes(data)]), schema)
 
     for column, message in ((broken, "cannot be read: "), (noise, "cannot be read: .*UTF8"),
                             (pa.array(["a", None]), "its column 'word' has nulls")):

@@ -144,12 +144,12 @@ def test_names_pass_over_what_is_not_ours(cache: Cache) -> None:
 
 
 def test_publishing_a_table_twice_and_over_a_damaged_one(cache: Cache) -> None:
-    digest = publish.publish_table(cache, b"rows")
+    digest = publish.publish_table(cache, lambda: [b"rows"])
     assert digest == digest_bytes(b"rows")
-    assert publish.publish_table(cache, b"rows") == digest
+    assert publish.publish_table(cache, lambda: [b"rows"]) == digest
     cache.table(digest).chmod(0o644)
     cache.table(digest).write_bytes(b"rots")
-    publish.publish_table(cache, b"rows")
+    publish.publish_table(cache, lambda: [b"rows"])
     assert cache.table(digest).read_bytes() == b"rows"
     assert not cache.table(digest).stat().st_mode & 0o222
 
@@ -203,7 +203,7 @@ def test_what_is_in_a_cache_has_the_permissions_of_the_cache(
         task = Task(key=A, field="latent", rows=("cd" * 32,))
         write_commit(cache, task, made, [], {})
         write_plan(cache, A, [task])
-        publish.publish_table(cache, b"table")
+        publish.publish_table(cache, lambda: [b"table"])
         damage.record(cache, [damage.Damage(shard=A, field=None, array=None, row=None, what="gone")])
         with lock_directory(cache.root, exclusive=False):
             pass

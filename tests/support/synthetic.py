@@ -151,7 +151,7 @@ def put_table(cache: Cache, table: pa.Table, batch_rows: int) -> str:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=batch_rows)
-    return publish_table(cache, sink.getvalue())
+    return publish_table(cache, lambda: [sink.getvalue()])
 
 
 def of_field(field: str, facts: list[dict[str, Any]]) -> dict[str, Any]:

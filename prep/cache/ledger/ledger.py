@@ -6,11 +6,14 @@ Missing or damaged rows are encoded again. Takes 40 bytes per row, without strin
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Set
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from operator import lt
 from typing import Any
+
+import numpy as np
 
 from prep.cache.commits import VERSION, as_json, read_commit
 from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, packed
@@ -50,24 +53,61 @@ class Ledger:
         """Whether a task is finished and none of its rows is missing or damaged."""
         return task in self.commits
 
-    def resolve(self, wanted: Iterable[str]) -> dict[str, RowRef]:
+    def resolve(self, wanted: Iterable[str]) -> RowPlaces:
         """The place of every wanted key that the cache has.
 
         If two shards hold a row, the shard with more of the wanted rows is chosen, then the smaller digest.
         """
-        if not self.shards:
-            return {}
-        names = list(wanted)
+        names = list(wanted) if self.shards else []
         if not all(map(lt, names, islice(names, 1, None))):  # a recipe's keys are sorted; sorting takes a third
             names = sorted(set(names))
-        places, digests = self.locate(packed(names)), [shard.digest for shard in self.shards]
-        rows = zip(names, places.shard.tolist(), places.row.tolist(), strict=True)
-        return {name: RowRef(shard=digests[shard], row=row) for name, shard, row in rows if shard >= 0}
+        places = self.locate(packed(names))
+        found = RowPlaces(names, places, [shard.digest for shard in self.shards])
+        return found if (present := places.present).all() else found.chosen(present)
 
     def locate(self, wanted: Column) -> Places:
         """Like `resolve`, but as columns, for very many keys (S32 [N], see `packed`): no string or record per row."""
         columns = Columns(keys=self.keys, shard=self.shard, row=self.row)
         return locate(columns, wanted, len(self.shards))
+
+
+class RowPlaces(Mapping[str, RowRef]):
+    """Places of rows by key: 16 bytes a row beside its key, where a dict of records takes 130. A look-up takes 2 µs."""
+
+    def __init__(self, names: Sequence[str], places: Places, digests: Sequence[str]) -> None:
+        """`names`: the keys, sorted, in the order of `places`; `digests`: of the shards."""
+        self._names, self._places, self._digests = names, places, digests
+        self._shard, self._row = places.shard.data, places.row.data  # whose elements are Python's numbers
+
+    def __getitem__(self, key: str) -> RowRef:
+        place = bisect_left(self._names, key)
+        if place == len(self._names) or self._names[place] != key:
+            raise KeyError(key)
+        return RowRef(shard=self._digests[self._shard[place]], row=self._row[place])
+
+    def __contains__(self, key: object) -> bool:
+        place = bisect_left(self._names, key) if isinstance(key, str) else len(self._names)
+        return place < len(self._names) and self._names[place] == key
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def only(self, keys: Container[str]) -> RowPlaces:
+        """Those of `keys` that are there."""
+        return self.chosen(np.fromiter((name in keys for name in self._names), bool, len(self._names)))
+
+    def chosen(self, chosen: Column) -> RowPlaces:
+        """Those for which `chosen`, bool [N], is true."""
+        places = Places(shard=self._places.shard[chosen], row=self._places.row[chosen])
+        return RowPlaces(list(compress(self._names, chosen.tolist())), places, self._digests)
+
+    def by_shard(self) -> dict[str, int]:
+        """How many of the rows each shard has, without shards that have none."""
+        numbers, counts = np.unique(self._places.shard, return_counts=True)
+        return {self._digests[shard]: count for shard, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
 
 
 def empty_ledger() -> Ledger:

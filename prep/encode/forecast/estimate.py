@@ -5,7 +5,6 @@ Bytes are compared with those of the same rows as many caches have them: float32
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -115,7 +114,7 @@ def estimate(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache | None,
 def _stored(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache,
             field: str) -> Iterable[tuple[tuple[ArraySpec, ...], int]]:
     """The arrays of wanted rows in the cache, and how many there are of each."""
-    shards = Counter(planned.refs[key].shard for key in resolved.targets.rows_by_field()[field] if key in planned.refs)
+    shards = planned.refs.only(resolved.targets.rows_by_field()[field]).by_shard()
     reader = Reader(cache)
     try:
         for shard, count in sorted(shards.items()):

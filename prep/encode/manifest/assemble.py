@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from prep.cache.ledger.ledger import Ledger, load_ledger
+from prep.cache.ledger.ledger import Ledger, RowPlaces, load_ledger
 from prep.cache.reader import Reader
-from prep.cache.records import RowRef, Shard
+from prep.cache.records import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical
 from prep.encode.manifest.commits import require_shards
@@ -50,7 +50,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     prompts, lost = split_prompts(resolved.targets.prompts, refs)
     used = _used(resolved, samples, prompts, refs)
     with closing(Reader(cache)) as reader:
-        numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, resolved, reader)
+        numbers, shards = _shard_table(ledger, used.by_shard(), resolved, reader)
         means = coverage(reader, facts, samples, refs)
     buckets = sorted({sample.shape for sample in samples})
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
@@ -83,16 +83,16 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
 
 
 def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
-          refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
+          refs: RowPlaces) -> RowPlaces:
     """The rows that samples and prompts use: all rows, if no wanted row is missing."""
     if len(refs) == resolved.targets.rows:
         return refs
     keys = {key for sample in samples for key in keys_of(sample)}
     keys |= {key for prompt in prompts for key in prompt.keys}
-    return {key: refs[key] for key in keys | {resolved.targets.unconditional}}
+    return refs.only(keys | {resolved.targets.unconditional})
 
 
-def _shard_table(ledger: Ledger, used: set[str], resolved: ResolvedRecipe,
+def _shard_table(ledger: Ledger, used: Container[str], resolved: ResolvedRecipe,
                  reader: Reader) -> tuple[dict[str, int], Any]:
     """Number of each used shard in the table, and the table."""
     rows = [shard_row(shard, field, resolved.specs.as_manifest(field), reader)

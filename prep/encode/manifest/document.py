@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prep.batching.split import Role
-from prep.cache.ledger.ledger import Ledger
+from prep.cache.ledger.ledger import Ledger, RowPlaces
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.encode.resolve import ResolvedRecipe
@@ -76,15 +76,15 @@ def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
     return {"path": relative_name(word, path)} if isinstance(word, Place) else word
 
 
-def fields_of(resolved: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+def fields_of(resolved: ResolvedRecipe, used: RowPlaces, ledger: Ledger) -> dict[str, Any]:
     """The context, arrays and counts of each field's rows that are `used`."""
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     documents: dict[str, Any] = {}
     rows = resolved.targets.rows_by_field()
     for field, context in resolved.contexts.by_field().items():
-        refs = [used[key] for key in rows[field] if key in used]
-        shards = {ref.shard for ref in refs}
-        documents[field] = {"context": context, "arrays": resolved.specs.as_manifest(field), "rows": len(refs),
+        own = used.only(rows[field])
+        shards = own.by_shard()
+        documents[field] = {"context": context, "arrays": resolved.specs.as_manifest(field), "rows": len(own),
                             "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
     return documents
 

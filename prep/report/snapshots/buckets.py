@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.dataset.listing import picture_places
-from prep.dataset.preview import EpochPreview, preview_as_json
+from prep.dataset.preview import EpochPreview, preview_as_json, summary_as_json
 from prep.findings import Finding
 from prep.formatting import bucket_name, format_size
 from prep.fs.atomic import write_atomic
@@ -66,7 +66,7 @@ def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int
     """Counts the pictures of each size and in each bucket."""
     sizes = Counter({picture.index: picture.size for picture in outlook.bucketing.pictures}.values())
     inside: Counter[Size] = Counter()
-    for bucket in preview_as_json(outlook)["buckets"]:  # one size may have several, with other references
+    for bucket in summary_as_json(outlook)["buckets"]:  # one size may have several, with other references
         inside[bucket["size"][0], bucket["size"][1]] += bucket["pictures"]
     return sizes, inside
 

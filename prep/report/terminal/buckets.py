@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prep.buckets.suggest import as_command_options
-from prep.dataset.preview import EpochPreview, preview_as_json
+from prep.dataset.preview import EpochPreview, picture_as_json, summary_as_json
 from prep.formatting import bucket_name, counted, format_size, grouped, join_names, join_texts, shell_name
 from prep.report.terminal.tables import page, table
 
@@ -19,7 +19,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bo
 
     Unless `every`, long lists of names are shortened.
     """
-    document = preview_as_json(outlook)
+    document = summary_as_json(outlook)
     rows = [
         (bucket_name(bucket), *(str(bucket[name]) for name in ("pictures", "samples", "showings", "batches")),
          "-".join(f"{scale:.2f}" for scale in bucket["scale"]), f"{bucket['crop_loss']['mean']:.1f}",
@@ -29,7 +29,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bo
     heads = ("bucket", "pictures", "train", "epoch", "batches", "scale", "crop %", "worst", "enlarged")
     listed = None if every else LISTED
     return page(table(heads, rows, right=range(1, 9)), *_step_lines(document, listed),
-                *_picture_lines(document, listed), width=width)
+                *_picture_lines(outlook, document, listed), width=width)
 
 
 def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int, *, width: int | None = None) -> str:
@@ -74,15 +74,15 @@ def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
     return lines
 
 
-def _picture_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
-    findings = document["findings"]
-    cut = sorted((picture for picture in document["pictures"] if picture["crop_loss"] >= NOTABLE_LOSS),
+def _picture_lines(outlook: EpochPreview, document: Mapping[str, Any], listed: int | None) -> list[str]:
+    findings, pictures = document["findings"], outlook.bucketing.pictures
+    cut = sorted((picture for picture in map(picture_as_json, pictures) if picture["crop_loss"] >= NOTABLE_LOSS),
                  key=lambda picture: (-picture["crop_loss"], picture["name"]))
     groups = [
         (f"cropped by {NOTABLE_LOSS:.0f} % or more", [f"{shell_name(picture['name'])} ({picture['crop_loss']:.0f} %)"
                                                        for picture in cut]),
-        ("enlarged", [f"{shell_name(picture['name'])} (x{picture['scale']:.2f})" for picture in document["pictures"]
-                      if picture["upscaled"]]),
+        ("enlarged", [f"{shell_name(picture.name)} (x{picture.scale:.2f})"
+                      for picture in pictures if picture.upscaled]),
         *_unused(finding for finding in findings if finding["code"] == "too-small"),
         ("cropped by more than --max-crop", _paths(findings, "heavy-crop")),
         ("enlarged more than --max-upscale", _paths(findings, "heavy-upscale")),
