@@ -172,6 +172,18 @@ def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sampl
             assert quick == tables.write_table(cache, plainly(some, coverage, schema))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4, 9])
+@pytest.mark.parametrize("part", [1, 1 << 23])
+def test_a_file_written_in_parts_is_the_one_that_arrow_writes_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch,
+                                                                     rows: int, part: int) -> None:
+    monkeypatch.setattr(tables, "PART", part)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 4)
+    whole, sink = build(*(sample(number) for number in range(rows))), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, whole.schema) as writer:
+        writer.write_table(whole.combine_chunks(), max_chunksize=4)
+    assert cache.table(tables.write_table(cache, whole)).read_bytes() == sink.getvalue().to_pybytes()
+
+
 def test_the_cut_of_a_table_in_memory_does_not_matter(cache: Cache) -> None:
     whole = build(*(sample(number) for number in range(9)))
     parts = pa.concat_tables([whole.slice(0, 2), whole.slice(2, 5), whole.slice(7)])

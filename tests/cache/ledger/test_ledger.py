@@ -58,6 +58,25 @@ def test_committed_rows_are_found(cache: Cache, committed: Shard, rows: Any) -> 
     assert (loaded.shards, loaded.fields) == ((committed,), ("latent",))
 
 
+def test_places_are_a_mapping_that_can_be_narrowed_and_counted_by_shard(cache: Cache, put: Any, latent: ArraySpec
+                                                                        ) -> None:
+    keys = sorted(digest_bytes(bytes([number])) for number in range(9))
+    wanted: dict[str, RowRef] = {}
+    for some in (keys[:6], keys[6:]):
+        made = put(cache, "latent", [latent], {key: {"latent": key.encode()[:48]} for key in some})
+        write_commit(cache, task_of(some, some[0]), made, [], {})
+        wanted |= {key: RowRef(shard=made.digest, row=row) for row, key in enumerate(some)}
+    found = load_ledger(cache).resolve([*keys, A, B])
+    assert dict(found) == wanted and list(found) == keys and len(found) == 9
+    assert keys[0] in found and A not in found and "ff" * 32 not in found and 7 not in found
+    assert found.by_shard() == {wanted[keys[0]].shard: 6, wanted[keys[8]].shard: 3}
+    few = found.only({keys[7], keys[1], A})
+    assert dict(few) == {key: wanted[key] for key in (keys[1], keys[7])} and set(few.by_shard().values()) == {1}
+    assert not found.only(()) and found.only(()).by_shard() == {}
+    with pytest.raises(KeyError):
+        found[A]
+
+
 def test_keys_with_zeros_at_their_ends(cache: Cache, put: Any, latent: ArraySpec) -> None:
     """Keys are searched as NumPy byte strings, which drop trailing zeros when they are shown."""
     keys = ["00" * 32, "00" * 31 + "01", "01" + "00" * 31, "01" + "00" * 30 + "01", "ff" * 31 + "00"]
