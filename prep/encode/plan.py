@@ -15,7 +15,7 @@ from typing import Protocol
 
 from prep.cache.ledger.ledger import (
     Ledger,
-    RowPlaces,
+    StoredRows,
     empty_ledger,
     forget_rejects,
     load_ledger,
@@ -86,7 +86,7 @@ class EncodePlan:
     """The wanted rows in the cache, and the tasks that make the missing rows."""
 
     ledger: Ledger
-    refs: RowPlaces  # places of the wanted rows in the cache
+    refs: StoredRows  # places of the wanted rows in the cache
     tasks: tuple[Task, ...]  # not finished yet
     missing: dict[str, int]  # rows to encode, by field
     reused: dict[str, int]  # wanted rows in the cache, by field

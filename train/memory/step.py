@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -240,7 +241,11 @@ def _mask(rows: Rows, refs: Sequence[RowRef], tokens: Sequence[int]) -> Tensor:
     """Which tokens are text. If the rows are elsewhere, all but the first text are at least a token shorter than the
     longest, as they usually are: attention then has a mask."""
     if is_here(rows.index.manifest.cache):
-        return rows.text(refs)[ATTENTION_MASK]
+        dtype = rows.text_dtype(ATTENTION_MASK)
+        data = np.empty((len(refs), max(tokens) * dtype.itemsize), np.uint8)
+        mask = torch.from_numpy(data).view(dtype)  # a large one of torch's own would be hollow
+        rows.fill_text({ATTENTION_MASK: mask}, refs, tokens)
+        return mask
     lengths = torch.tensor([min(each, max(tokens) - (number > 0)) for number, each in enumerate(tokens)])
     return torch.arange(max(tokens)) < lengths[:, None]
 

@@ -53,7 +53,7 @@ class Ledger:
         """Whether a task is finished and none of its rows is missing or damaged."""
         return task in self.commits
 
-    def resolve(self, wanted: Iterable[str]) -> RowPlaces:
+    def resolve(self, wanted: Iterable[str]) -> StoredRows:
         """The place of every wanted key that the cache has.
 
         If two shards hold a row, the shard with more of the wanted rows is chosen, then the smaller digest.
@@ -62,7 +62,7 @@ class Ledger:
         if not all(map(lt, names, islice(names, 1, None))):  # a recipe's keys are sorted; sorting takes a third
             names = sorted(set(names))
         places = self.locate(packed(names))
-        found = RowPlaces(names, places, [shard.digest for shard in self.shards])
+        found = StoredRows(names, places, [shard.digest for shard in self.shards])
         return found if (present := places.present).all() else found.chosen(present)
 
     def locate(self, wanted: Column) -> Places:
@@ -71,7 +71,7 @@ class Ledger:
         return locate(columns, wanted, len(self.shards))
 
 
-class RowPlaces(Mapping[str, RowRef]):
+class StoredRows(Mapping[str, RowRef]):
     """Places of rows by key: 16 bytes a row beside its key, where a dict of records takes 130. A look-up takes 2 µs."""
 
     def __init__(self, names: Sequence[str], places: Places, digests: Sequence[str]) -> None:
@@ -95,14 +95,14 @@ class RowPlaces(Mapping[str, RowRef]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def only(self, keys: Container[str]) -> RowPlaces:
+    def only(self, keys: Container[str]) -> StoredRows:
         """Those of `keys` that are there."""
         return self.chosen(np.fromiter((name in keys for name in self._names), bool, len(self._names)))
 
-    def chosen(self, chosen: Column) -> RowPlaces:
+    def chosen(self, chosen: Column) -> StoredRows:
         """Those for which `chosen`, bool [N], is true."""
         places = Places(shard=self._places.shard[chosen], row=self._places.row[chosen])
-        return RowPlaces(list(compress(self._names, chosen.tolist())), places, self._digests)
+        return StoredRows(list(compress(self._names, chosen.tolist())), places, self._digests)
 
     def by_shard(self) -> dict[str, int]:
         """How many of the rows each shard has, without shards that have none."""

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from prep.cache.ledger.ledger import Ledger, RowPlaces, load_ledger
+from prep.cache.ledger.ledger import Ledger, StoredRows, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import Shard
 from prep.cache.store import Cache
@@ -83,7 +83,7 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
 
 
 def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
-          refs: RowPlaces) -> RowPlaces:
+          refs: StoredRows) -> StoredRows:
     """The rows that samples and prompts use: all rows, if no wanted row is missing."""
     if len(refs) == resolved.targets.rows:
         return refs

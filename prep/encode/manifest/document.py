@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prep.batching.split import Role
-from prep.cache.ledger.ledger import Ledger, RowPlaces
+from prep.cache.ledger.ledger import Ledger, StoredRows
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.encode.resolve import ResolvedRecipe
@@ -76,7 +76,7 @@ def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
     return {"path": relative_name(word, path)} if isinstance(word, Place) else word
 
 
-def fields_of(resolved: ResolvedRecipe, used: RowPlaces, ledger: Ledger) -> dict[str, Any]:
+def fields_of(resolved: ResolvedRecipe, used: StoredRows, ledger: Ledger) -> dict[str, Any]:
     """The context, arrays and counts of each field's rows that are `used`."""
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     documents: dict[str, Any] = {}
