@@ -159,10 +159,11 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
     parts = {part for literal in literals for part in pieces_of(literal) if len(part) >= LONG and " " in part}
 
     def is_told(message: Message) -> bool:
-        own = [piece for piece in message.pieces if len(piece) >= LONG and shared[piece] == 1]
+        pieces = message.pieces
+        own = [piece for piece in pieces if len(piece) >= LONG and shared[piece] == 1]
         return (any(piece in together or any(part in piece for part in parts) for piece in own)
-                or (all(piece in together for piece in message.pieces)
-                and any(_in_order(message.pieces, literal) for literal in literals)))
+                or (all(piece in together for piece in pieces)
+                and any(_in_order(pieces, literal) for literal in literals)))
 
     return [message for message in messages if not is_told(message)]
 

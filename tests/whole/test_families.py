@@ -240,6 +240,7 @@ def test_settings_that_a_flow_has_not(case, made):
                                                  "qwenimage21"))
 
 
+@pytest.mark.few_families
 def test_what_check_counts_is_what_a_run_trains(made):
     """Also of every layer, as a regular expression may choose: HiDream's experts have a gate that is none."""
     found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
@@ -702,6 +703,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
 
 
+@pytest.mark.few_families
 @pytest.mark.parametrize(("method", "quantization"), [
     ("lora", "none"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("full", "none"), ("lora", "int8")))])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made, monkeypatch):
@@ -729,6 +731,7 @@ def trained(found: Any, offload: int) -> tuple[dict[str, torch.Tensor], Any]:
     return {name: value.detach() for name, value in trainee.denoiser.parameters.items()}, trainee.denoiser.model
 
 
+@pytest.mark.few_families
 def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypatch):
     """Each family has blocks, and of no more than two of them there are weights at a time. What they are recomputed
     from is in host memory, too; the steps are those without gradient checkpointing."""

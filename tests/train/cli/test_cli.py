@@ -26,10 +26,25 @@ from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from train import evaluate
 from train.cli.sample import unused_picture
+from train.memory import forecast
 from train.models.denoiser import load
 
 SCHEMAS = Path(__file__).parents[3] / "manifests" / "schemas"
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
+
+
+@pytest.fixture(autouse=True)
+def counted_once(monkeypatch):
+    """Counting a step's memory takes seconds; what it is says tests/train/memory."""
+    count, counted = forecast.count, _counted
+
+    def once(found, room, world=1):
+        return counted.get(room.kind) or counted.setdefault(room.kind, count(found, room, world))
+
+    monkeypatch.setattr(forecast, "count", once)
+
+
+_counted: dict[str, object] = {}
 
 
 def run(train, made, *options, steps=3):

@@ -287,7 +287,7 @@ def test_a_gpu_that_is_not_there_computes_in_half_precision(setup):
     assert there.parts["adapters"] == at_home.parts["adapters"]  # which are float32 in any case
 
 
-@pytest.mark.parametrize("kind", ["mps", "xpu", "cuda"])
+@pytest.mark.parametrize("kind", ["cuda", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mps", "xpu"))])
 def test_precision_auto_is_that_of_training_on_a_device_that_is_there(setup, monkeypatch, kind):
     """Apple's and Intel's GPUs, and old ones of NVIDIA, train in float32 with it; an NVIDIA GPU that is only named has
     bfloat16."""
