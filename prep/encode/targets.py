@@ -5,7 +5,7 @@ Pure: computed from surveyed items, buckets and contexts, without touching files
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -55,6 +55,31 @@ class TextTarget:
     caption: str | None
     negative: bool = False  # whether it is a negative prompt whose row differs from that of the same caption
     pictures: tuple[PictureTarget, ...] = ()  # those that the text encoder sees beside it; their key is that of the row
+
+
+class TextTargets(Mapping[str, TextTarget]):
+    """Text rows to encode, by key. Most have a caption and nothing else, and are made into a record when asked for."""
+
+    def __init__(self) -> None:
+        self._captions: dict[str, str | TextTarget | None] = {}
+
+    def add(self, target: TextTarget) -> None:
+        """Adds a target, in place of one with its key."""
+        plain = not (target.negative or target.pictures)
+        self._captions[target.key] = target.caption if plain else target
+
+    def __getitem__(self, key: str) -> TextTarget:
+        known = self._captions[key]
+        return known if isinstance(known, TextTarget) else TextTarget(key=key, caption=known)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._captions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._captions)
+
+    def __len__(self) -> int:
+        return len(self._captions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +215,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     labels: list[str] = []
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
-    texts: dict[str, TextTarget] = {}
+    texts = TextTargets()
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
         views = _views(seat, recipe.sources[source].path,
@@ -212,7 +237,7 @@ def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, cont
     """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels."""
     keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
                  imported=None, vision=family.text.vision)
-    texts: dict[str, TextTarget] = {}
+    texts = TextTargets()
     rows, latents = _of_prompts(prompts, references, keys, texts)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks={}, texts=texts, findings=())
@@ -325,7 +350,7 @@ class _Seen:
 
 
 def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: _Keys,
-            targets: dict[str, TextTarget]) -> Sample:
+            targets: TextTargets) -> Sample:
     """The sample of a placed item; adds the targets of its text rows."""
     item, name, source = seat.item, seat.item.item.label, recipe.sources[seat.item.item.source]
     seen = keys.seen(zip(item.references, seat.references[0], strict=True) if seat.references else (), name)
@@ -338,7 +363,7 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: _Ke
                   weight=source.weight)
 
 
-def _add(targets: dict[str, TextTarget], keys: TextKeys, caption: str | None, seen: Sequence[_Seen], name: str, *,
+def _add(targets: TextTargets, keys: TextKeys, caption: str | None, seen: Sequence[_Seen], name: str, *,
          negative: bool = False) -> str:
     """The key of a text row, whose target is added; caption `None`: no prompt."""
     pictures = [each.picture for each in seen]
@@ -348,12 +373,12 @@ def _add(targets: dict[str, TextTarget], keys: TextKeys, caption: str | None, se
         key = keys.negative(caption, pictures) if negative else keys.key(caption, pictures)
     if key not in targets:
         own = negative and caption is not None and key != keys.key(caption, pictures)
-        targets[key] = TextTarget(key=key, caption=caption, negative=own,
-                                  pictures=tuple(each.target(key, name) for each in seen))
+        targets.add(TextTarget(key=key, caption=caption, negative=own,
+                               pictures=tuple(each.target(key, name) for each in seen)))
     return key
 
 
-def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: dict[str, TextTarget]
+def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: TextTargets
                 ) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
     """The targets of prompts, and those of the pictures that they name, by key; adds those of their text rows, and of
     the unconditional row."""

@@ -46,15 +46,19 @@ def find_truncated(targets: Targets, reading: TextReading, facts: Memo, progress
 def _records(targets: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Mapping[str, Any]:
     """What is lost, by key of a text row; without those of which nothing is lost."""
     with phase(progress, "counting tokens"):
-        facts.preload()
-        known = {key: facts.get_digest(KIND, key) for key, text in targets.texts.items() if text.caption is not None}
-        lacking = [key for key, record in known.items() if record is None]
-        if lacking:
-            captions = [str(targets.texts[key].caption) for key in lacking]
-            for key, truncation in zip(lacking, reading.truncations(captions), strict=True):
-                known[key] = _record(truncation)
-                facts.put_digest(KIND, key, known[key] or b"")
-    return {key: json.loads(record) for key, record in known.items() if record}
+        cut: dict[str, bytes] = {}
+        lacking = []
+        for key, text in targets.texts.items():
+            if text.caption is not None and (record := facts.get_digest(KIND, key)) is None:
+                lacking.append(key)
+            elif text.caption is not None and record:
+                cut[key] = record
+        captions = [str(targets.texts[key].caption) for key in lacking]
+        for key, truncation in zip(lacking, reading.truncations(captions) if lacking else (), strict=True):
+            facts.put_digest(KIND, key, record := _record(truncation))
+            if record:
+                cut[key] = record
+    return {key: json.loads(record) for key, record in cut.items()}
 
 
 def _record(truncation: Truncation | None) -> bytes:

@@ -75,7 +75,9 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
     pictures, beside = _samples(folder, tables)
     for name in pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    for name in pictures:
+    # One after the other, since they are let go of together: memory that others keep parts of would stay taken.
+    texts = [folder.blob(names[0]) if (names := folder.captions.get(stem_of(name))) else None for name in pictures]
+    for name, text in zip(pictures, texts, strict=True):
         stem = stem_of(name)
         mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
@@ -92,8 +94,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
         conditions, unreferenced = ((own, "") if references is None else
                                     references_of(references, folder.prefix + stem, others=stems))
         called = printable_name(folder.prefix + name)
-        yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
-                   caption=folder.blob(captions[0]) if captions else None,
+        yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name), caption=text,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
                    uncaptioned="" if captions else tables.why_none(folder.prefix + name),
