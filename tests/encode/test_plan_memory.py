@@ -12,10 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from walking import item_of
 
 from prep.cache.store import Cache, open_cache
+from prep.dataset.bucketing import buckets_for
+from prep.dataset.ingest import Ingested, KnownItem
 from prep.encode.plan import plan
+from prep.encode.targets import Contexts, targets_of
+from prep.fs.blob import Blob
 from prep.manifest.samples import in_table_order
+from prep.recipe.schema import ModelOptions, Recipe, Source
 
 KEYS = sorted(hashlib.sha256(b"%d" % number).hexdigest() for number in range(30_000))
 ROWS = 10  # of a task
@@ -69,3 +75,23 @@ def test_a_plan_takes_less_memory_than_its_keys(cache: Cache, wanted: Any, tmp_p
 def test_samples_of_one_id_are_in_the_order_of_their_names() -> None:
     samples: list[Any] = [OneView("b", "1"), OneView("a", "2"), OneView("a", "1"), OneView("b", "0")]
     assert [(one.id, one.name) for one in in_table_order(samples)] == [("a", "1"), ("a", "2"), ("b", "0"), ("b", "1")]
+
+
+def test_a_picture_that_is_planned_takes_about_a_kilobyte() -> None:
+    """Its sample, the names of its rows, its place and its caption; what was read of it is let go of."""
+    recipe = Recipe(sources=(Source(path=Path("/photos")),), model=ModelOptions(family="sd15"))
+    contexts = Contexts(latent={"kind": "latent"}, mask=None, text={"kind": "text"})
+    count = 5000
+    tracemalloc.start()
+    try:
+        items = [KnownItem(item=item_of(f"/photos/{number}.png", caption=Blob(file=f"/photos/{number}.txt")),
+                           picture=hashlib.sha256(b"%d" % number).hexdigest(), size=(512, 512), has_alpha=False,
+                           captions=((f"picture number {number} of many", 1.0),), mask=None) for number in range(count)]
+        survey = Ingested(items=items, findings=())
+        found = targets_of(recipe, survey, buckets_for(recipe, survey), contexts, ())
+        taken = tracemalloc.get_traced_memory()[0] / count
+    finally:
+        tracemalloc.stop()
+    assert len(found.samples) == count == len(found.latents) and not items
+    assert {one.caption for one in found.texts.values()} >= {"picture number 7 of many"}
+    assert taken < 1270, f"{taken:.0f} bytes, expected 1,235; with a record for each text row there were 1,300"
