@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.publish import leftovers
 from prep.cache.remote.opening import open_to_encode
@@ -147,7 +149,7 @@ def _digest_of(ledger: Ledger) -> str:
     """Tells ledgers with other rows, or rows in other places, apart."""
     seen = hashlib.blake2b(digest_size=32)
     for column in (ledger.keys, ledger.shard, ledger.row):
-        seen.update(column.tobytes())
+        seen.update(np.ascontiguousarray(column).data)
     rejects = sorted((key, repr(reject)) for key, reject in ledger.rejects.items())
     seen.update(repr((ledger.shards, ledger.fields, rejects)).encode("utf-8", "surrogatepass"))
     return seen.hexdigest()
