@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from prep.models.configs import is_modular, pipeline_index
 from prep.models.named import is_local
-from prep.models.pipeline import pipeline_index
 from prep.training.schema import Config
 from prep.training.table import SETTINGS, spell
 from train.config.load import by_name, published
@@ -123,18 +123,19 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
 
 def _use(setup: Setup, result: str) -> Iterator[str]:
     """How diffusers and ComfyUI load the result."""
-    index, model = pipeline_index(setup.model.path), json.dumps(_named(setup)[0])
+    index, modular, model = pipeline_index(setup.model.path), is_modular(setup.model.path), json.dumps(_named(setup)[0])
     pipeline, component = str(index["_class_name"]), setup.family.denoiser
     imported, schedule = (pipeline, []) if not setup.config.zero_terminal_snr else (f"DDIMScheduler, {pipeline}", [
         'pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, timestep_spacing="trailing",',
         '                                               prediction_type="v_prediction", rescale_betas_zero_snr=True)'])
     prompt = json.dumps(setup.config.result.trigger or "a picture", ensure_ascii=False)
     if setup.config.method == "full":
-        kind = index[component][1]
+        kind, given = index[component][1], f"{component}={component}"
         yield code(f"from diffusers import {kind}, {imported}", "",
                    f'{component} = {kind}.from_pretrained("{result}")',
-                   f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
-                   f"picture = pipeline({prompt}).images[0]")
+                   *([f"pipeline = {pipeline}.from_pretrained({model})", f"pipeline.update_components({given})"]
+                     if modular else [f"pipeline = {pipeline}.from_pretrained({model}, {given})"]),
+                   *called(prompt, *schedule, modular=modular))
         return
     naming = naming_of(setup.family).earlier_format() if setup.model.naming.earlier else naming_of(setup.family)
     if not setup.family.lora.in_diffusers:
@@ -142,10 +143,16 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     elif unread := unread_by_diffusers(setup.config.lora, naming):
         yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."
     else:
+        loaded = f'pipeline.load_lora_weights(".", weight_name="{result}")'
         yield code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
-                   f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
-                   f"picture = pipeline({prompt}).images[0]")
+                   *called(prompt, loaded, *schedule, modular=modular))
     yield from _in_comfyui(setup, naming, result)
+
+
+def called(prompt: str, *lines: str, modular: bool) -> list[str]:
+    """The lines that load the components of a modular pipeline, then `lines`, then that which makes a picture."""
+    return [*(["pipeline.load_components()"] if modular else []), *lines,
+            f"picture = pipeline({'prompt=' if modular else ''}{prompt}).images[0]"]
 
 
 def _in_comfyui(setup: Setup, naming: Naming, result: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prep.errors import ModelError
+from prep.models.configs import index_file
 from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Class
 from prep.models.files import Model
@@ -22,7 +23,7 @@ _NUMBERED = re.compile(r"(text_encoder|tokenizer)(?:_[2-9])?")  # text_encoder, 
 
 
 def class_of(index: Mapping[str, Any], name: str, model: Model) -> Class:
-    """The class of the component `name`, from `index`, the model_index.json of `model`.
+    """The class of the component `name`, from `index`, that of `model`.
 
     Raises `ModelError` if it is a class of no family: those of the pipeline's own family are expected.
     """
@@ -34,7 +35,7 @@ def class_of(index: Mapping[str, Any], name: str, model: Model) -> Class:
     families = families_of_pipeline(index.get("_class_name")).values()
     own = {kind for family in families for kind in family.components.get(name, ())}
     expected = (own if families else known) or {("diffusers", "no such component")}
-    raise ModelError(f"{name} in {model / 'model_index.json'} is {brief(named)}, expected "
+    raise ModelError(f"{name} in {index_file(model)} is {brief(named)}, expected "
                      f"{' or '.join(sorted(f'{kind} of {library}' for library, kind in expected))}",
                      hint="only these classes are loaded; code in a model directory is never run")
 

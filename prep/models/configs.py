@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
-from prep.models.files import Model, read_config
+from prep.models.files import INDEX, MODULAR, Model, SingleFile, class_in, entry_in, read_config
 from prep.parse import brief
 
 MOST_WIDTH = 1 << 17  # channels; three layers of FLUX.2's text encoder together have 15,360
@@ -26,13 +28,13 @@ class Configs:
         return self._read[component]
 
     def has(self, component: str) -> bool:
-        """Whether model_index.json names a class for `component`. Raises `ModelError`."""
+        """Whether the index names a class for `component`. Raises `ModelError`."""
         return self.value(component) not in (None, [None, None])
 
     def value(self, name: str, default: Any = None) -> Any:
-        """A value of model_index.json. Raises `ModelError`."""
+        """A value of the index. Raises `ModelError`."""
         if "" not in self._read:
-            self._read[""] = read_config(self.model / "model_index.json")
+            self._read[""] = pipeline_index(self.model)
         return self._read[""].get(name, default)
 
     def width(self, component: str, *keys: str) -> int:
@@ -44,3 +46,46 @@ class Configs:
             raise ModelError(f"{self.model / component / 'config.json'} has {'.'.join(keys)} {brief(found)}, expected "
                              f"a whole number from 1 to {MOST_WIDTH}")
         return found
+
+
+# ---- which components there are --------------------------------------------------------------------------------------
+
+
+def is_modular(model: Model) -> bool:
+    """Whether `model` is a modular repository: with modular_model_index.json, and without model_index.json."""
+    return not os.path.lexists(model / INDEX) and os.path.lexists(model / MODULAR)
+
+
+def index_file(model: Model) -> Path:
+    """The file that names the components of `model`."""
+    return model / (MODULAR if is_modular(model) else INDEX)
+
+
+def without_variants(model: Model) -> dict[str, Any]:
+    """modular_model_index.json for a copy of `model` whose files have the names of no variant. Raises `ModelError`."""
+    return {name: [*value[:2], {**entry_in(value), "variant": None}] if entry_in(value) else value
+            for name, value in read_config(model / MODULAR).items()}
+
+
+def pipeline_index(model: Model) -> dict[str, Any]:
+    """What model_index.json of `model` says, or of what a single file has its configs of; of a modular repository the
+    same: library and class of each component. Raises `ModelError`.
+
+    A modular repository also says where each component is. It has to be in the directory, in a folder of its name: that
+    is where diffusers looks first (`ModularPipeline.__init__`), whatever repository is named.
+    """
+    if isinstance(model, SingleFile):
+        model = model.config
+    if not model.is_dir():
+        raise ModelError(f"model {model} is not a directory", hint="--model takes a diffusers pipeline directory "
+                         "(with model_index.json), or a Hub id like owner/name")
+    path = index_file(model)
+    index = read_config(path)
+    if path.name == INDEX:
+        return index
+    for name, value in index.items():
+        folder = str(entry_in(value).get("subfolder") or name)
+        if folder != name and (model / folder).is_dir():
+            raise ModelError(f"{path} has the component {name} in the folder {brief(folder)}, expected {name}",
+                             hint=f"rename that folder to {name}, and its subfolder in {path.name}, in a copy")
+    return {name: class_in(value) if entry_in(value) else value for name, value in index.items()}

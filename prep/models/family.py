@@ -139,7 +139,7 @@ class SamplePipeline:
     solvers: Solvers = field(default_factory=dict)  # other schedulers that the pipeline of a flow works with
     guidance: float  # usual guidance scale
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
-    prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for pictures of this size
+    prepare: Callable[[Any, Prompted], None] | None = None  # changes the pipeline for a picture
     parts: Mapping[str, Any] = field(default_factory=dict)  # what its constructor asks for, beside those given
     pipeline: str | None = None  # diffusers class that makes them; None: the model's own
 
@@ -194,6 +194,8 @@ class Family:
     name: str
     models: tuple[str, ...] = ()  # published models, as people call them
     pipelines: tuple[str, ...]  # the diffusers classes that model_index.json may name
+    # Classes of models like its own that were distilled so that they cannot be trained: they are told the step's end.
+    distilled: tuple[str, ...] = ()
     # Tells its models from those of other families with the same pipeline class; None: no other family has the class.
     fits: Callable[[Configs], bool] | None = None
     denoiser: str  # the component that is trained: unet or transformer
@@ -211,6 +213,8 @@ class Family:
     shift_factor: str
     batch_norm_eps: float | None = None  # of a VAE with a batch norm; None: that of its config
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
+    # The scheduler's config that the code of its modular pipeline has, if the index names none; None: it is in a file.
+    schedule: Mapping[str, Any] | None = None
     # Keys of the denoiser's config that rows decide: the array whose last width each must equal, and times what.
     config_widths: Mapping[str, tuple[str, int]]
     # Most pixels of a side, and of a picture that is not square, by the denoiser's config; None: any.

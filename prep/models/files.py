@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from prep.errors import ModelError, first_line
 from prep.parse import brief
 
+INDEX, MODULAR = "model_index.json", "modular_model_index.json"  # what names the components of a pipeline
 CONFIG_BYTES = 1 << 22  # limit for a config or a weight index; the largest known index has half a megabyte
 TOKENIZER_BYTES = 1 << 28  # limit for a tokenizer file; Gemma's has 33 MB
 DEPTH = 32  # limit for nested objects and lists; real configs have 5
@@ -146,7 +147,41 @@ def open_regular(path: Path) -> BinaryIO:
 def unreadable(path: Path, error: OSError) -> ModelError:
     """The error to raise for a model file that the system cannot read."""
     return ModelError(f"cannot read {path}: {error.strerror or error}",
-                      hint="a model is a diffusers pipeline directory with model_index.json")
+                      hint=elsewhere(path.parent) or "a model is a diffusers pipeline directory with model_index.json")
+
+
+def distilled(model: Model) -> ModelError:
+    """The error to raise for a model whose denoiser is told where each step ends, as no step of training is."""
+    return ModelError(f"{model} was distilled to few steps: its denoiser is also told where each step ends, and cannot "
+                      "be trained", hint="name the model that it was distilled from: of FLUX.3 klein, klein-base")
+
+
+# ---- modular repositories, which may name components of others ------------------------------------------------------
+
+
+def entry_in(value: object) -> Mapping[str, Any]:
+    """Where a value of modular_model_index.json says that its component is; empty: it is none."""
+    return value[2] if isinstance(value, list) and len(value) == 3 and isinstance(value[2], dict) else {}
+
+
+def class_in(value: list[Any]) -> list[Any]:
+    """The library and class of a component of modular_model_index.json: those that it was saved as, else expected as.
+    """
+    saved, expected = value[:2], value[2].get("type_hint")
+    return saved if saved != [None, None] or not isinstance(expected, list) else expected
+
+
+def elsewhere(folder: Path) -> str:
+    """What to do about the folder of a component, if it is missing, and a modular repository names another for it."""
+    model = folder.parent
+    if os.path.lexists(folder) or os.path.lexists(model / INDEX) or not os.path.lexists(model / MODULAR):
+        return ""
+    entry = entry_in(read_config(model / MODULAR).get(folder.name))
+    repository, inside = entry.get("pretrained_model_name_or_path"), entry.get("subfolder")
+    if not isinstance(repository, str):
+        return ""
+    there = f"{brief(inside)} of {brief(repository)}" if inside else brief(repository)
+    return f"{MODULAR} says that it is {there}: download that into {folder}"
 
 
 # ---- adapters and config keys that lead a library to other files -----------------------------------------------------

@@ -26,9 +26,10 @@ from prep.digest import digest_bytes, digest_json, digest_parts
 from prep.errors import ModelError
 from prep.models.checkpoints.parts import is_harmless
 from prep.models.components import numbered
+from prep.models.configs import pipeline_index
 from prep.models.families.registry import families_of_pipeline
 from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
-from prep.models.pipeline import PROCESSOR, pipeline_index, tokenizer_files, weighted_files
+from prep.models.pipeline import PROCESSOR, tokenizer_files, weighted_files
 from prep.models.weights import scales_in
 from prep.progress import Tick, uncounted
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from prep.errors import ModelError
 from prep.formatting import without_secrets
 from prep.models.checkpoints.contents import contents_of, own_configs, published
-from prep.models.files import Model, SingleFile
+from prep.models.files import INDEX, MODULAR, Model, SingleFile
 from prep.models.named import NamedFile, file_of
 from prep.models.pipeline import open_single
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
-CONFIGS = ("model_index.json", "modular_model_index.json", "*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
+CONFIGS = (INDEX, MODULAR, "*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
 PIPELINE = (*CONFIGS, "*/*.safetensors")
 SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 

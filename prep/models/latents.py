@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from prep.errors import ConfigError, ModelError
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.family import Family
 from prep.models.files import FETCH_AGAIN, Model, read_config
-from prep.models.pipeline import pipeline_index, weighted_files
+from prep.models.pipeline import weighted_files
 from prep.models.weights import read_vector
 from prep.parse import brief
 

@@ -21,7 +21,7 @@ from prep.models.checkpoints.contents import (
     no_denoiser,
 )
 from prep.models.components import class_of, numbered
-from prep.models.configs import Configs
+from prep.models.configs import Configs, pipeline_index
 from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Family, Prediction
 from prep.models.files import (
@@ -32,6 +32,8 @@ from prep.models.files import (
     Shape,
     SingleFile,
     StoredTensor,
+    distilled,
+    elsewhere,
     parse_config,
     read_config,
     read_small,
@@ -73,26 +75,22 @@ def prediction_of(model: Model, family: Family) -> Prediction:
 
 def scheduler_config(model: Model) -> dict[str, Any]:
     """The scheduler's config of `model`; with the package's configs, as a single file says. Raises `ModelError`."""
+    found = schedule_in_code(model)
+    if found is not None:
+        return dict(found)
     found = read_config(model / SCHEDULER)
     if isinstance(model, SingleFile) and model.config.parent == PUBLISHED:
         return {**found, **contents_of(model.path).scheduler}
     return found
 
 
-def pipeline_index(model: Model) -> dict[str, Any]:
-    """model_index.json of `model`, or of what a single file has its configs of. Raises `ModelError`."""
-    if isinstance(model, SingleFile):
-        model = model.config
-    if not model.is_dir():
-        raise ModelError(f"model {model} is not a directory", hint="--model takes a diffusers pipeline directory "
-                         "(with model_index.json), or a Hub id like owner/name")
-    if not os.path.lexists(model / INDEX) and os.path.lexists(model / MODULAR):
-        raise ModelError(f"model {model} is a modular pipeline ({MODULAR}), which is not supported",
-                         hint="name a repository or directory of the model with model_index.json: most have one")
-    return read_config(model / INDEX)
+def schedule_in_code(model: Model) -> Mapping[str, Any] | None:
+    """The scheduler's config that the code of a modular pipeline has; `None`: the model has one of its own."""
+    index = pipeline_index(model)
+    families = families_of_pipeline(index.get("_class_name")).values() if "scheduler" not in index else ()
+    return next((family.schedule for family in families if family.schedule is not None), None)
 
 
-INDEX, MODULAR = "model_index.json", "modular_model_index.json"
 SCHEDULER = "scheduler/scheduler_config.json"
 # In the names of pipelines that are given a picture to start from, or to change: their denoisers have other inputs, or
 # were trained to copy.
@@ -110,6 +108,8 @@ def infer_family(model: Model, named: str = "") -> str:
         raise ModelError(f"{model} is a {brief(name)}, which makes pictures from other pictures: such models are not "
                          "supported", hint="name the model that makes pictures from text alone; prep models lists the "
                          "known families")
+    if any(name in family.distilled for family in FAMILIES.values()):
+        raise distilled(model)
     known = families or {one: FAMILIES[one] for one in (named,) if one and _has_components(index, FAMILIES[one])}
     for family in known.values():
         if family.fits is None or family.fits(configs):
@@ -154,6 +154,8 @@ def weighted_files(model: Model, name: str) -> ComponentFiles:
     small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
     config = parse_config(small["config.json"], folder / "config.json")
     refuse_redirection(config, folder / "config.json")
+    if config.get("flow_map"):
+        raise distilled(model)
     part = part_of(model, name) if isinstance(model, SingleFile) else {}
     tensors: Mapping[str, StoredTensor]
     if isinstance(model, SingleFile) and part:
@@ -265,7 +267,7 @@ def tokenizer_files(model: Model, name: str) -> ComponentFiles:
         return _published_tokenizer(folder)
     names = [one for one in _TOKENIZER_FILES if os.path.lexists(folder / one)]
     if "tokenizer_config.json" not in names:
-        raise ModelError(f"{folder} has no tokenizer_config.json", hint=_SAVE_TOKENIZER)
+        raise ModelError(f"{folder} has no tokenizer_config.json", hint=elsewhere(folder) or _SAVE_TOKENIZER)
     if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
         raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
                          "spiece.model", hint=_SAVE_TOKENIZER)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.device.compiling import Compiler
 from prep.models.device.memory import FittingBatches, free_memory, is_out_of_memory, move, too_little_memory
 from prep.models.fields import STD
@@ -23,7 +24,6 @@ from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.latents import GEOMETRIES
 from prep.models.loading import Form, load_diffusers
-from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.runtime import killable
 

@@ -38,7 +38,8 @@ from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import text_files
 from prep.models.loading import quiet_libraries
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family, pipeline_index
+from prep.models.configs import pipeline_index
+from prep.models.pipeline import infer_family
 from prep.models.text.pipeline import load_encoder
 from train.config.load import parse
 from train.models.denoiser import load

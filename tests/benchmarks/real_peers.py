@@ -23,10 +23,11 @@ from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
+from prep.models.configs import pipeline_index
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.loading import quiet_libraries
-from prep.models.pipeline import infer_family, pipeline_index
+from prep.models.pipeline import infer_family
 from train.check import check
 from train.config.load import parse
 from train.models.denoiser import with_noise

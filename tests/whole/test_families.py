@@ -47,7 +47,7 @@ from prep.models.denoiser.trainable import missing_files
 from prep.models.device import hollow
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions, TextOptions
-from prep.models.pipeline import scheduler_config
+from prep.models.pipeline import schedule_in_code, scheduler_config
 from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
@@ -171,8 +171,20 @@ def without_a_shard(weights: Path) -> None:
 
 
 def without_levels(weights: Path) -> None:
-    path = weights.parents[1] / "scheduler" / "scheduler_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "num_train_timesteps": 0}))
+    reschedule(weights.parents[1], num_train_timesteps=0)
+
+
+def reschedule(model: Path, **changes: Any) -> None:
+    """Changes the scheduler's config; a modular repository that has none gets one, as its index then says."""
+    path, index = model / "scheduler" / "scheduler_config.json", model / "modular_model_index.json"
+    config = scheduler_config(model)
+    if schedule_in_code(model) is not None:
+        path.parent.mkdir()
+        kind = ["diffusers", config["_class_name"]]
+        entry = {"type_hint": kind, "pretrained_model_name_or_path": str(model), "subfolder": "scheduler"}
+        index.write_text(json.dumps({**json.loads(index.read_bytes()), "scheduler": [*kind, entry]}))
+    path.write_text(json.dumps({**config, **changes}))
+    assert schedule_in_code(model) is None and scheduler_config(model) == {**config, **changes}
 
 
 @pytest.mark.parametrize("harm", [damaged, without_header, of_quantized_weights, without_config, without_a_shard,
@@ -199,13 +211,15 @@ def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
     assert missing_files(copy, family) == (lacks,)  # the index alone, as where only small files were downloaded
     shutil.rmtree(copy / family.denoiser)
     known = len(family.predictions) == 1  # without the scheduler's config
+    in_code = schedule_in_code(copy) is not None
     if known:
-        shutil.rmtree(copy / "scheduler")
+        shutil.rmtree(copy / "scheduler", ignore_errors=in_code)
     result = prep("encode", made.parent / "photos", "--model", copy, "--cache", tmp_path / "cache", "-o",
                   tmp_path / "m.json", "--resolution", 64, "--step", 32, "--device", "cpu", "--dry-run")
     needed = case.family in ("sd15", "sd21", "hidream") or case.options.get("without_t5")
     assert result.code == (6 if needed else 0), result.err
-    lacks, them = (f"{lacks} and no scheduler/scheduler_config.json", "them") if known else (lacks, "it")
+    both = known and not in_code
+    lacks, them = (f"{lacks} and no scheduler/scheduler_config.json", "them") if both else (lacks, "it")
     said = f"note: {copy} has no {lacks}: encoding does without, but training needs {them}"
     assert (said in result.err) == (result.code == 0)
 
@@ -237,7 +251,7 @@ def test_settings_that_a_flow_has_not(case, made):
     assert fault.hint == "leave sample.sampler out for the usual one"
     unknown = "lora.format is 'kohya', but kohya's names are not known for this family of models"
     assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis",
-                                                 "qwenimage21"))
+                                                 "qwenimage21", "flux3"))
 
 
 @pytest.mark.few_families
@@ -445,7 +459,7 @@ def scheduled(made: Path, case: Case, sampler: str) -> Any:
     import diffusers
 
     pipe = pipeline_of(made, case)
-    config = json.loads((made.parent / "model" / "scheduler" / "scheduler_config.json").read_text())
+    config = scheduler_config(made.parent / "model")
     shift = config.get("flow_shift", config.get("shift"))
     more = {"shift": shift} if sampler.startswith("FlowMatch") else {
         "prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
@@ -504,14 +518,13 @@ def test_samplers_of_other_schedules(case, made, shift, tmp_path):
     """What is said of a scheduler's config is true of the pipeline with a model that has such a config."""
     index = open_index(read_manifest(made))
     shutil.copytree(made.parent / "model", tmp_path / "model")
-    path = tmp_path / "model" / "scheduler" / "scheduler_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **SHIFTS[shift]}))
+    reschedule(tmp_path / "model", **SHIFTS[shift])
     moved, prompt = tmp_path / made.name, cached(index)[0].prompt
-    if shift != "static" and case.family in ("sana", "auraflow", "ernie"):
+    if shift != "static" and case.family in ("sana", "auraflow", "ernie", "flux3"):
         with pytest.raises(ValueError, match="mu"):  # no size is told to the usual scheduler, either
             from_prompt(scheduled(moved, case, FLOWS[0]), case, index, prompt, 3)
         return
-    taken = samplers(FAMILIES[case.family].sampling.solvers, json.loads(path.read_text()))
+    taken = samplers(FAMILIES[case.family].sampling.solvers, scheduler_config(tmp_path / "model"))
     for sampler in FLOWS:
         pipe = scheduled(moved, case, sampler)
         if sampler in taken:

@@ -320,10 +320,11 @@ def model(tiny_model, tmp_path):
 
 
 def test_what_a_pipeline_directory_lacks(model):
+    from prep.models.configs import pipeline_index
     from prep.models.families.registry import FAMILIES
     from prep.models.files import read_config
     from prep.models.fingerprint import text_fingerprint
-    from prep.models.pipeline import pipeline_index, prediction_of
+    from prep.models.pipeline import prediction_of
     from prep.models.weights import weight_files
 
     with pytest.raises(ModelError, match=r"model .*/gone is not a directory") as error:

@@ -14,9 +14,9 @@ from typing import Any
 
 from prep.errors import Problem
 from prep.formatting import printable
+from prep.models.configs import is_modular, pipeline_index
 from prep.models.files import Model
-from prep.models.pipeline import pipeline_index
-from train.card import changed_settings, code, escaped, front_matter, table
+from train.card import called, changed_settings, code, escaped, front_matter, table
 from train.config.load import parse
 from train.metadata import table_in
 
@@ -97,7 +97,7 @@ def _use(merger: Merger) -> str:
     pipeline = str(pipeline_index(merger.model)["_class_name"])
     prompt = json.dumps(_plain(merger.metadata, "modelspec.trigger_phrase") or "a picture", ensure_ascii=False)
     return code(f"from diffusers import {pipeline}", "", f'pipeline = {pipeline}.from_pretrained(".")',
-                f"picture = pipeline({prompt}).images[0]")
+                *called(prompt, modular=is_modular(merger.model)))
 
 
 def _settings(metadata: Mapping[str, str]) -> Iterator[str]:

@@ -27,10 +27,11 @@ from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.checkpoints.single_file import convert
+from prep.models.configs import index_file, is_modular, pipeline_index, without_variants
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.files import ComponentFiles, Model, SingleFile
-from prep.models.pipeline import SCHEDULER, infer_family, pipeline_index, scheduler_config, weighted_files
+from prep.models.files import MODULAR, ComponentFiles, Model, SingleFile
+from prep.models.pipeline import SCHEDULER, infer_family, scheduler_config, weighted_files
 from prep.models.weights import index_name, read_shapes, variant_of
 from prep.parse import Unparsed
 from prep.runs.documents import open_plain, refused
@@ -263,7 +264,8 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _scheduling(model: Model, settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
+    """The files that say how pictures are made, if what the run trained predicts otherwise than its model, and the
+    index of a modular repository: by path."""
     rescaled, prediction = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
     body, index = scheduler_config(model), pipeline_index(model)
     config = dict(body)
@@ -273,15 +275,17 @@ def _scheduling(model: Model, settings: Mapping[str, Any]) -> dict[str, bytes]:
         config |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
                    "_class_name": "DDIMScheduler"}
         index["scheduler"] = ["diffusers", "DDIMScheduler"]
-    files = {SCHEDULER: config} if config != body else {}
+    files: dict[str, Mapping[str, Any]] = {SCHEDULER: config} if config != body else {}
+    if is_modular(model):
+        files[MODULAR] = without_variants(model)
     if rescaled:
         files["model_index.json"] = index
     return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in files.items()}
 
 
 def _others(model: Model, family: Family) -> Iterator[tuple[Path, str]]:
-    """The files of the other components, and model_index.json: each with its path in the directory."""
-    yield model / "model_index.json", "model_index.json"
+    """The files of the other components, and the index: each with its path in the directory."""
+    yield index_file(model), index_file(model).name
     for name, kind in sorted(pipeline_index(model).items()):
         folder = model / name
         if name == family.denoiser or not isinstance(kind, list) or not folder.is_dir():

@@ -17,12 +17,13 @@ from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
 from prep.models.checkpoints.streaming import Keep
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
-from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
+from prep.models.pipeline import infer_family, scheduler_config, weighted_files
 from prep.progress import Progress, silent
 from prep.training.schema import Config, Precision, Quantization, WeightDtype
 from train.models import lora

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -109,16 +109,26 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
                         negative=_text(rows, prompt.negative, denoiser), latent_1Chw=noise, size=size,
                         guidance=sampling.guidance if settings.guidance is None else settings.guidance)
     if sampling.prepare is not None:
-        sampling.prepare(pipeline, size)
+        sampling.prepare(pipeline, prompted)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
     references = _references(rows, prompt) if prompt.references else []
     with _conditioned(denoiser, references), autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
-        made = pipeline(**sampling.call(denoiser.model, prompted), width=size[0], height=size[1],
-                        num_inference_steps=settings.steps, output_type="latent", return_dict=False,
-                        generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
+        made = _called(pipeline, {
+            **sampling.call(denoiser.model, prompted), "width": size[0], "height": size[1],
+            "num_inference_steps": settings.steps,
+            "generator": torch.Generator().manual_seed(settings.seed)})  # some samplers draw noise
     return sampling.unpack(denoiser.model, made.float(), size)
+
+
+def _called(pipeline: Any, given: Mapping[str, Any]) -> Tensor:
+    """The latents that a pipeline makes with these arguments."""
+    modular = isinstance(pipeline, diffusers.ModularPipeline)
+    run: Any = pipeline
+    made: Tensor = run(**given, output="latents") if modular else run(**given, output_type="latent",
+                                                                      return_dict=False)[0]
+    return made
 
 
 def _references(rows: Rows, prompt: PromptRows) -> list[Tensor]:

@@ -17,8 +17,8 @@ from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
 from prep.formatting import clock, format_bytes, grouped
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.fingerprint import text_files, vae_files
-from prep.models.pipeline import pipeline_index
 from prep.models.text.quantization import encoder_bytes
 from prep.models.weights import shapes_in
 

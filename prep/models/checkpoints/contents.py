@@ -14,7 +14,7 @@ from prep.errors import ModelError, UsageError
 from prep.formatting import join_texts, shell_name
 from prep.models.checkpoints import gguf
 from prep.models.checkpoints.parts import DENOISER, Parts, is_harmless, parts_of
-from prep.models.files import FETCH_AGAIN, Shape, StoredTensor, unreadable
+from prep.models.files import FETCH_AGAIN, Shape, StoredTensor, distilled, unreadable
 from prep.models.weights import Scales, read_metadata, read_tensors, scales_in
 
 CHECKPOINTS = (".safetensors", ".sft")
@@ -150,6 +150,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
                                                     for name in shapes)),
     ("sd21", lambda shapes: _is_unet(shapes) and _context(shapes) == 1024),
     ("sd15", lambda shapes: _is_unet(shapes) and _context(shapes) == 768),
+    ("flux3", _has("early_stream_modulations.")),
     ("chroma", _has("distilled_guidance_layer.")),
     ("flux2", _has("double_stream_modulation_img.")),
     ("flux", _has("double_blocks.0.img_attn.", "single_blocks.", "vector_in.")),
@@ -174,8 +175,14 @@ def _family(shapes: _Shapes) -> str:
     return next((name for name, is_one in _FAMILIES if shapes and is_one(shapes)), "")
 
 
+_ENDS = ("ref_time_in.", "target_timestep_embedder.")  # FLUX.3 klein's, by both names
+
+
 def _refuse_other_inputs(path: Path, shapes: _Shapes) -> None:
-    """Raises `ModelError` for a UNet that is given more than a noisy latent, and for SDXL's refiner."""
+    """Raises `ModelError` for a UNet that is given more than a noisy latent, for SDXL's refiner, and for a denoiser
+    that is told where each step ends."""
+    if any(name.startswith(_ENDS) for name in shapes):
+        raise distilled(path)
     first = shapes.get("input_blocks.0.0.weight", shapes.get("conv_in.weight", ()))
     if _is_unet(shapes) and len(first) == 4 and first[1] != 4:
         raise ModelError(f"{path} is a UNet that takes {first[1]} channels, expected 4: it makes pictures from other "

@@ -24,6 +24,7 @@ from prep.models.checkpoints.converted import Converted as ConvertedWeights
 from prep.models.checkpoints.converted import empty_model, weights_of
 from prep.models.checkpoints.stored import DTYPES, Stored, write
 from prep.models.components import class_of
+from prep.models.configs import index_file, is_modular, pipeline_index, without_variants
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import ComponentFiles, SingleFile
@@ -32,7 +33,7 @@ from prep.models.loading import quiet_libraries
 from prep.models.pipeline import (
     PROCESSOR,
     infer_family,
-    pipeline_index,
+    schedule_in_code,
     scheduler_config,
     tokenizer_files,
     weighted_files,
@@ -85,7 +86,8 @@ def check_target(out: Path) -> None:
 def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
     """Copies the configs and tokenizers of `model`, and nothing else of their directory.
 
-    The new model_index.json names only components of the family. Returns the components with weights. Raises
+    The new model_index.json names only components of the family; a modular index keeps others, which it may name in
+    other repositories. Returns the components with weights. Raises
     `ModelError`.
     """
     index = pipeline_index(model)
@@ -100,8 +102,10 @@ def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
                 found.append(component)
         elif isinstance(value, list):
             kept[component] = [None, None] if _is_component(value) else value
-    _copy_scheduler(model, index, kept, made)
-    _write_small(made, {"model_index.json": json.dumps(kept, indent=2).encode() + b"\n"})
+    if schedule_in_code(model) is None:
+        _copy_scheduler(model, index, kept, made)
+    written = without_variants(model) if is_modular(model) else kept
+    _write_small(made, {index_file(model).name: json.dumps(written, indent=2).encode() + b"\n"})
     return found
 
 
@@ -122,7 +126,7 @@ def _copy_scheduler(model: SingleFile, index: dict[str, Any], kept: dict[str, An
     known = isinstance(given, list) and len(given) == 2 and given[0] == "diffusers"
     kind = str(given[1]) if isinstance(given, list) and len(given) == 2 else ""
     if not known or not kind.endswith("Scheduler") or not hasattr(diffusers, kind):
-        raise ModelError(f"scheduler in {model / 'model_index.json'} is {brief(given)}, expected one of diffusers",
+        raise ModelError(f"scheduler in {index_file(model)} is {brief(given)}, expected one of diffusers",
                          hint=name_configs(model.path))
     values = scheduler_config(model)
     _write_small(made / "scheduler", {"scheduler_config.json": json.dumps(values, indent=2).encode() + b"\n"})

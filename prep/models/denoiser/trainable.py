@@ -16,7 +16,7 @@ from prep.geometry import Size
 from prep.models.denoiser.levels import check_levels
 from prep.models.family import Family, Shape
 from prep.models.files import Model, SingleFile
-from prep.models.pipeline import SCHEDULER, scheduler_config, weighted_files
+from prep.models.pipeline import SCHEDULER, schedule_in_code, scheduler_config, weighted_files
 from prep.models.weights import has_weights
 
 
@@ -37,7 +37,7 @@ def missing_files(model: Model, family: Family) -> tuple[str, ...]:
         weighted_files(model, family.denoiser)
     else:
         missing.append(f"{family.denoiser}/diffusion_pytorch_model.safetensors")
-    if os.path.lexists(model / SCHEDULER):
+    if os.path.lexists(model / SCHEDULER) or schedule_in_code(model) is not None:
         check_schedule(model, flow="flow" in family.predictions)
     else:
         missing.append(SCHEDULER)

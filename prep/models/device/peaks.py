@@ -20,6 +20,7 @@ from prep.formatting import format_bytes
 from prep.geometry import Size
 from prep.models.checkpoints.bounds import known_warnings, of_diffusers, require_room
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.device.allocator import has_huge_pages, keeps_heap
 from prep.models.device.hollow import META, Hollow
 from prep.models.device.host import available
@@ -28,7 +29,6 @@ from prep.models.family import Family, TextOptions
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import text_files, vae_files
 from prep.models.loading import quiet_libraries
-from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, checked_device, device_names
 from prep.models.text.pipeline import encoder_configs, spoken
 from prep.models.text.quantization import encoder_bytes, most_captions

@@ -142,9 +142,13 @@ def place(size: Size, side: int) -> Placement | None:
     In the floats of `Flux2ImageProcessor._resize_to_target_area`, which make 1023 pixels of 1040, and so 63 tokens: it
     is what the model sees when it is used. Their operations are rounded exactly, so they are the same everywhere.
     """
+    narrow = min(size) < SHORTEST or max(size) > NARROWEST * min(size)
+    return None if narrow else fitted(size, side)
+
+
+def fitted(size: Size, side: int) -> Placement | None:
+    """The same for sizes of any shape; None: it is smaller than a token."""
     width, height = size
-    if min(size) < SHORTEST or max(size) > NARROWEST * min(size):
-        return None
     if width * height > side**2:
         scale = sqrt(side**2 / (width * height))
         width, height = int(width * scale), int(height * scale)

@@ -15,7 +15,6 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import ModelError
-from prep.geometry import Size
 from prep.models.configs import Configs
 from prep.models.denoiser.samplers import BY_SHIFT, EULER, UNIPC
 from prep.models.families import flux, sd3, sd15
@@ -145,12 +144,12 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
     return arguments
 
 
-def prepare(pipeline: Any, size: Size) -> None:
-    """Lets the pipeline make a picture of `size`: it gives each picture the area of a square of its default size.
+def prepare(pipeline: Any, prompted: Prompted) -> None:
+    """Lets the pipeline make a picture of its size: it gives each picture the area of a square of its default size.
 
     It rounds down, so the square is a billionth larger.
     """
-    pipeline.default_sample_size = sqrt(size[0] * size[1]) * (1 + 1e-9) / FACTOR
+    pipeline.default_sample_size = sqrt(prompted.size[0] * prompted.size[1]) * (1 + 1e-9) / FACTOR
 
 
 SAMPLING = SamplePipeline(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import ModelError
-from prep.models.configs import Configs
+from prep.models.configs import Configs, index_file
 from prep.models.denoiser import packing, padding
 from prep.models.denoiser.samplers import BY_SIGMAS, EULER
 from prep.models.families import flux, qwenimage
@@ -58,7 +58,7 @@ def selected(configs: Configs) -> Sequence[int]:
         return LAYERS
     if not isinstance(layers, list) or not 1 <= len(layers) <= MOST_LAYERS or not all(
             type(number) is int and 0 <= number <= MOST_LAYERS for number in layers):
-        raise ModelError(f"{configs.model / 'model_index.json'} has {SELECTED} {brief(layers)}, expected a list of "
+        raise ModelError(f"{index_file(configs.model)} has {SELECTED} {brief(layers)}, expected a list of "
                          f"1 to {MOST_LAYERS} numbers from 0 to {MOST_LAYERS}", hint=FETCH_AGAIN)
     return layers
 

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from prep.geometry import Size
 from prep.models.configs import Configs
 from prep.models.denoiser import padding
 from prep.models.families import flux, sd15
@@ -92,7 +91,7 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
             "guidance_scale": prompted.guidance, "use_resolution_binning": False}
 
 
-def prepare(pipeline: Any, _: Size) -> None:
+def prepare(pipeline: Any, _: Prompted) -> None:
     """Lets the pipeline make a picture in one step.
 
     Alpha's takes the second output of an only step, which few schedulers have: the clean latent that distilled models

@@ -18,10 +18,11 @@ from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from prep.geometry import Size
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
 from prep.models.files import Model
 from prep.models.fingerprint import TextFiles, text_files
-from prep.models.pipeline import PROCESSOR, pipeline_index
+from prep.models.pipeline import PROCESSOR
 from prep.models.text.pipeline import assemble, tokenizers_of
 
 MOST_LAYERS = 128  # hidden states that a pipeline may ask for

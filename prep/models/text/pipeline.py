@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +14,19 @@ import transformers
 
 from prep.errors import ModelError
 from prep.models.components import class_of
-from prep.models.configs import Configs
+from prep.models.configs import Configs, index_file, pipeline_index
 from prep.models.family import Family
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
-from prep.models.pipeline import PROCESSOR, pipeline_index
+from prep.models.pipeline import PROCESSOR
 from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, encoder_bytes, is_quantized
 from prep.models.text.tokenizer import load_tokenizer
 from prep.models.text.vision import load_processor
 
 CLIP_POSITIONS = 77  # if a config does not say
+DENOISING = "denoise"  # diffusers' name of the block of a modular pipeline between embeddings and latents
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
 
 
@@ -86,6 +88,8 @@ def assemble(model: Model, family: Family, parts: Mapping[str, Any], instead: st
     # A model may name a pipeline by a name that this release of diffusers no longer has.
     known = name in family.pipelines and hasattr(diffusers, str(name))
     kind = getattr(diffusers, instead or (str(name) if known else family.pipelines[0]))
+    if issubclass(kind, diffusers.ModularPipeline):
+        return _modular(kind, parts, denoises=family.denoiser in parts)
     parameters = inspect.signature(kind.__init__).parameters.values()
     components = {parameter.name: parts.get(parameter.name) for parameter in parameters
                   if _is_component(parameter, index)}
@@ -97,6 +101,27 @@ def assemble(model: Model, family: Family, parts: Mapping[str, Any], instead: st
         setattr(pipeline, family.denoiser, SimpleNamespace(config=SimpleNamespace(**values)))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _modular(kind: Any, parts: Mapping[str, Any], *, denoises: bool) -> Any:
+    """The modular pipeline `kind` of `parts`; if it has a denoiser, it makes latents of embeddings, and nothing else.
+
+    Its blocks are those of diffusers: a repository's own are code.
+    """
+    blocks = deepcopy(getattr(diffusers, kind.default_blocks_name)())  # all of a class share the blocks inside
+    _without_bars(blocks)
+    pipeline = kind(blocks=blocks.sub_blocks[DENOISING] if denoises else blocks)
+    for name, part in parts.items():
+        setattr(pipeline, name, part)
+    return pipeline
+
+
+def _without_bars(blocks: Any) -> None:
+    """Hides the progress bars of the blocks inside, which a pipeline itself does only for the first level."""
+    for block in blocks.sub_blocks.values():
+        if hasattr(block, "set_progress_bar_config"):
+            block.set_progress_bar_config(disable=True)
+        _without_bars(block)
 
 
 def _is_component(parameter: inspect.Parameter, index: Mapping[str, Any]) -> bool:
@@ -123,7 +148,7 @@ def _class_of(index: Mapping[str, Any], name: str, model: Model, family: Family)
     """The transformers class of a text part, which must be one that the family has. Raises `ModelError`."""
     declared, known = class_of(index, name, model), family.components.get(name, ())
     if declared not in known:
-        raise ModelError(f"{name} in {model / 'model_index.json'} is a {declared[1]}, expected "
+        raise ModelError(f"{name} in {index_file(model)} is a {declared[1]}, expected "
                          f"{' or '.join(kind for _, kind in known) or 'no such component'} in family '{family.name}'",
                          hint="name another model, or set its family in [model]")
     return declared[1]

@@ -29,7 +29,8 @@ def without_panics(model: Model) -> Iterator[None]:
 
 MOST_ADDED = 1000  # tokens of its own, to each text
 # Of components that are a pipeline's only tokenizer: the class of the one inside.
-PROCESSORS: Mapping[str, str] = {"PixtralProcessor": "AutoTokenizer", "Qwen3VLProcessor": "Qwen2Tokenizer"}
+PROCESSORS: Mapping[str, str] = {"AutoProcessor": "AutoTokenizer", "PixtralProcessor": "AutoTokenizer",
+                                "Qwen3VLProcessor": "Qwen2Tokenizer"}
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:

@@ -19,10 +19,10 @@ import torch
 
 from prep.errors import ModelError, first_line
 from prep.models.components import class_of
+from prep.models.configs import pipeline_index
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import text_files
-from prep.models.pipeline import pipeline_index
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
 from prep.models.text.tokenizer import without_panics

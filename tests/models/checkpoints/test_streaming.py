@@ -27,9 +27,10 @@ from torch import nn
 from prep.errors import ModelError
 from prep.models.checkpoints import stored
 from prep.models.checkpoints.streaming import kept_in_float32
+from prep.models.configs import pipeline_index
 from prep.models.families.registry import FAMILIES
 from prep.models.loading import Form, load_diffusers
-from prep.models.pipeline import infer_family, pipeline_index, weighted_files
+from prep.models.pipeline import infer_family, weighted_files
 from prep.models.vae import load_vae
 from train.config.load import parse
 from train.models.denoiser import adapted, load, source_of

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from prep.models.components import class_of, known_classes, numbered
-from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
+from prep.models.configs import pipeline_index
+from prep.models.pipeline import tokenizer_files, weighted_files
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")

@@ -41,6 +41,8 @@ def load(folder: Path, **options: Any) -> Any:
 
     Parts that the index has none of (SD3 without T5) are named as such: otherwise diffusers says that they are missing.
     """
+    if not (folder / "model_index.json").exists():
+        return load_modular(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, part in index.items() if part == [None, None]}
     if "processor" in index:  # diffusers would load that of videos, too, which needs torchvision
@@ -48,8 +50,35 @@ def load(folder: Path, **options: Any) -> Any:
         options = {"processor": tokenizers.PROCESSORS[index["processor"][1]](tokenizer)} | options
     with known_warnings():
         pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
-    pipeline.set_progress_bar_config(disable=True)
+    without_bars(pipeline)
     return pipeline
+
+
+def load_modular(folder: Path) -> Any:
+    """The same of a modular repository, without the blocks whose components it lacks."""
+    index = json.loads((folder / "modular_model_index.json").read_text(encoding="utf-8"))
+    kind = getattr(_untyped, index["_class_name"])
+    blocks = getattr(_untyped, index["_blocks_class_name"])()
+    blocks.sub_blocks.pop("prompt_upsampler")
+    pipeline = kind(blocks=blocks, pretrained_model_name_or_path=str(folder))
+    processors = {name: part[1] for name, part in index.items() if isinstance(part, list) and part[1] in
+                  tokenizers.PROCESSORS}
+    with known_warnings():
+        pipeline.load_components([name for name in pipeline.pretrained_component_names if name not in processors])
+    pipeline.update_components(**{name: tokenizers.PROCESSORS[processor](transformers.AutoTokenizer.from_pretrained(
+        folder / name)) for name, processor in processors.items()})
+    without_bars(pipeline)
+    return pipeline
+
+
+def without_bars(pipeline: Any) -> None:
+    """Hides a pipeline's progress bars."""
+    pipeline.set_progress_bar_config(disable=True)
+    waiting = [pipeline._blocks] if isinstance(pipeline, _untyped.ModularPipeline) else []
+    for block in waiting:  # a modular pipeline itself looks no deeper than one level
+        if hasattr(block, "set_progress_bar_config"):
+            block.set_progress_bar_config(disable=True)
+        waiting += block.sub_blocks.values()
 
 
 def text_only(pipeline: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tiny_pipelines.calls import known_warnings
-from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, flux_kontext, ovis
+from tiny_pipelines.calls import known_warnings, without_bars
+from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, flux3, flux_kontext, ovis
 from tiny_pipelines.families.further import auraflow, cogview4, ernie, hidream, krea2
 from tiny_pipelines.families.single_encoder import (
     lumina2,
@@ -25,11 +25,13 @@ from tiny_pipelines.families.stable_diffusion import sd3, sd15, sd21, sdxl
 
 FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
-    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, qwenimage, qwenimage_edit,
-                   qwenimage21, zimage, chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow, cogview4, ovis,
-                   krea2, ernie, hidream)
+    for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, flux3, qwenimage,
+                   qwenimage_edit, qwenimage21, zimage, chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow,
+                   cogview4, ovis, krea2, ernie, hidream)
 }
 SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
+
+MODULAR = frozenset({"flux3"})  # those that are published with modular_model_index.json
 
 DEVIATION = 0.05  # of the weights that would be zeros
 
@@ -45,13 +47,14 @@ def build(family: str, seed: int = 0, **options: Any) -> Any:
         for network in networks(pipeline):
             network.eval().requires_grad_(False)
             _fill_zeros(network)
-    pipeline.set_progress_bar_config(disable=True)
+    without_bars(pipeline)
     return pipeline
 
 
 def save(family: str, folder: Path, seed: int = 0, **options: Any) -> Path:
     """Writes `build(family, seed, **options)` to `folder`, as people who train the family have it; returns `folder`."""
-    build(family, seed, **options).save_pretrained(folder, safe_serialization=True)
+    build(family, seed, **options).save_pretrained(str(folder), safe_serialization=True, **(
+        {"overwrite_modular_index": True} if family in MODULAR else {}))
     return folder
 
 

@@ -108,9 +108,9 @@ def qwen3_vl(tokenizer: Any) -> Any:
     return _untyped.Qwen3VLModel(_qwen3_vl_config(tokenizer, layers=6, patch=2))
 
 
-def qwen3_vl_with_head(tokenizer: Any) -> Any:
+def qwen3_vl_with_head(tokenizer: Any, *, layers: int = 2) -> Any:
     """Qwen3-VL with its head, and with a layer that is given features of pictures, as Qwen-Image-2.1 is published."""
-    return _untyped.Qwen3VLForConditionalGeneration(_qwen3_vl_config(tokenizer, layers=2, patch=16, deep=[0]))
+    return _untyped.Qwen3VLForConditionalGeneration(_qwen3_vl_config(tokenizer, layers=layers, patch=16, deep=[0]))
 
 
 def _qwen3_vl_config(tokenizer: Any, *, layers: int, patch: int, deep: Sequence[int] = ()) -> Any:

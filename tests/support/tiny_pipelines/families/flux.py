@@ -1,4 +1,4 @@
-"""FLUX.1, FLUX.2 and the families built like FLUX.1: Chroma and Ovis-Image."""
+"""FLUX.1, FLUX.2, FLUX.3 and the families built like FLUX.1: Chroma and Ovis-Image."""
 
 from __future__ import annotations
 
@@ -82,3 +82,20 @@ def _flux2_transformer(*, guidance: bool) -> Any:
         joint_attention_dim=3 * WIDTH, timestep_guidance_channels=16, axes_dims_rope=(4, 4, 4, 4),
         guidance_embeds=guidance,
     )
+
+
+def flux3(flow_map: bool = False) -> Any:
+    """FLUX.3 klein-base: rows of layers 4, 8, … 32 of Qwen3-VL; the transformer has blocks for references. Without the
+    prompt upsampler, as its documentation says to leave it out; `flow_map`: klein, which is told where a step ends.
+    """
+    tokenizer = tokenizers.qwen25_vl()
+    kind = _untyped.Flux3DistilledModularPipeline if flow_map else _untyped.Flux3ModularPipeline
+    blocks = getattr(_untyped, kind.default_blocks_name)()
+    blocks.sub_blocks.pop("prompt_upsampler")
+    pipeline = kind(blocks=blocks)
+    pipeline.update_components(
+        vae=vaes.flux2(), text_encoder=text_encoders.qwen3_vl_with_head(tokenizer, layers=33),
+        tokenizer=tokenizers.qwen3_vl_processor(tokenizer), transformer=_untyped.Flux3Transformer2DModel(
+            num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+            joint_attention_dim=8 * WIDTH, timestep_channels=16, axes_dims_rope=(4, 4, 4, 4), flow_map=flow_map))
+    return pipeline
