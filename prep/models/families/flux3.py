@@ -159,7 +159,7 @@ FURTHER = tuple(rule for block, name in (
     (r"single_transformer_blocks\.(\d+)", "single_blocks.{}")) for rule in renamed(
         block, f"attn.to_q={name}.q_proj attn.to_k={name}.k_proj attn.to_v={name}.v_proj attn.to_out.0={name}.attn_out "
         f"ff.linear_in={name}.mlp_in ff.linear_out={name}.mlp_out"))
-LORA = LoraLayers(presets=PRESETS, kohya=None, further=FURTHER)
+LORA = LoraLayers(presets=PRESETS, kohya=None, further=FURTHER, in_comfyui=False)
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
@@ -177,7 +177,8 @@ FAMILY = Family(
     predictions=("flow",), schedule={"_class_name": EULER, "shift": 6.93}, predict=predict, by_length="always",
     chooses_attention=True, sampling=SAMPLING, lora=LORA,
     references=References(most=MOST, resolution=1024, place=flux2.fitted, append=append),
-    text=TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1040, longest=8192,
+    text=TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1040,
+                      longest=4080,  # the prompt upsampler writes at most 3584
                       shapes=shapes, encode=encode,
                       constants={"layers": ",".join(map(str, LAYERS)), "window": WINDOW,
                                  "padding_position": PADDING_POSITION}),

@@ -18,7 +18,9 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from diffusers import (
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxTransformer2DModel,
+    ModularPipeline,
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
 )
@@ -67,7 +69,7 @@ def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Pl
     """How the pipeline's own code places a picture; `None` if it refuses it."""
     Blank.scaled.clear()
     try:
-        pipeline(image=Blank(size), height=64, width=64, **embeddings)
+        pipeline(image=beside(pipeline, Blank(size)), height=64, width=64, **embeddings)
     except Seen as seen:
         scaled, (left, top, right, bottom) = seen.args
         return Placement(scaled=scaled, crop=(left, top), bucket=(right - left, bottom - top))
@@ -77,9 +79,18 @@ def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Pl
     raise AssertionError("the pipeline made a picture")
 
 
+def beside(pipeline: Any, picture: Image.Image) -> Any:
+    """A picture as pipelines take one; FLUX.3's fills one picture alone up to whole tokens, and crops each of several.
+    """
+    return [picture, picture] if isinstance(pipeline, ModularPipeline) else picture
+
+
 def embeddings(pipeline: Any) -> dict[str, Any]:
     """Arguments of a pipeline, beside a picture."""
     config = pipeline.transformer.config
+    if isinstance(pipeline, ModularPipeline):
+        del pipeline._blocks.sub_blocks["text_encoder"]
+        return {f"{prefix}prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim) for prefix in ("", "negative_")}
     if "context_in_dim" in config:
         return {"prompt": "a caption"}  # its embeddings would have to be of the picture
     found = {"prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim), "guidance_scale": 1.0}
@@ -129,7 +140,7 @@ def test_the_vae_is_given_the_pipeline_s_pixels(name, monkeypatch):
     for size in ((1400, 1111), (300, 111)):
         picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
         with pytest.raises(Seen) as caught:
-            pipeline(image=picture, height=64, width=64, **texts)
+            pipeline(image=beside(pipeline, picture), height=64, width=64, **texts)
         pixels_CHW = caught.value.args[0].squeeze(2)[0]  # of one frame, for a VAE of video
         given = ((pixels_CHW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy()
         if given.shape[2] == 4:  # with transparency
@@ -186,6 +197,7 @@ PUBLISHED = {
     "qwenimage_edit": (QwenImageTransformer2DModel, {}, {"hidden": (512, 3584)}),
     "flux_kontext": (FluxTransformer2DModel, {"guidance_embeds": True}, {"hidden": (512, 4096), "pooled": (768,)}),
     "flux2": (Flux2Transformer2DModel, {}, {"hidden": (512, 15360)}),
+    "flux3": (Flux3Transformer2DModel, {}, {"hidden": (512, 20480)}),
     "flux2_klein": (Flux2Transformer2DModel, {"num_attention_heads": 24, "joint_attention_dim": 7680,
                                               "guidance_embeds": False}, {"hidden": (512, 7680)}),
 }
@@ -199,6 +211,9 @@ def test_the_memory_of_references_can_be_counted(name):
     with META:
         taken = {option: count for option, count in BLOCKS.items() if option in inspect.signature(kind).parameters}
         model = kind(**config, **taken).to(torch.bfloat16)
+    for path, module in model.named_modules():
+        if path.rpartition(".")[2] in (model._keep_in_fp32_modules or ()):
+            module.float()
     side = 1024 // family.factor  # of references, in cells: twice that of the latent
     with Hollow() as counted:
         counted.enter(model)

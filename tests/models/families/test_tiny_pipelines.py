@@ -28,6 +28,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sd21", {"prediction": "epsilon"}), ("sdxl", {"second_width": 48}),
     ("sd3", {"qk_norm": "rms_norm"}), ("sd3", {"qk_norm": "rms_norm", "dual": (0,)}), ("sd3", {"without_t5": True}),
     ("flux", {"guidance": False}), ("pixart_alpha", {"sample_size": 64}), ("flux2_klein", {"distilled": True}),
+    ("flux3", {"flow_map": True}),
     ("sana", {"solver": True, "timestep_scale": 0.5}), ("hidream", {"layers": (2, 0), "whole": False}),
     ("qwenimage_edit", {"zero_cond_t": True}),
 ]

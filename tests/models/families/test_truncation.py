@@ -20,7 +20,7 @@ from prep.models.text import truncation
 from prep.models.text.pipeline import assemble, load_encoder, tokenizers_of
 from prep.models.text.truncation import TruncationFinder
 
-WORDS = "Ein süßer Hund; 日本 🐕‍🦺 sits HERE. " * 60  # longer than any encoder reads
+WORDS = "Ein süßer Hund; 日本 🐕‍🦺 sits HERE. " * 120  # longer than any encoder reads
 
 
 @pytest.fixture(scope="module", ids=named, params=[  # variants of a family have its text, but for a lacking encoder

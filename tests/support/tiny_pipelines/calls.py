@@ -83,6 +83,10 @@ def without_bars(pipeline: Any) -> None:
 
 def text_only(pipeline: Any) -> Any:
     """A pipeline of the same class and parts, but without denoiser and VAE: what is loaded to encode captions."""
+    if isinstance(pipeline, _untyped.ModularPipeline):
+        alone = type(pipeline)(blocks=pipeline._blocks)
+        alone.update_components(text_encoder=pipeline.text_encoder, tokenizer=pipeline.tokenizer)
+        return alone
     taken = inspect.signature(type(pipeline).__init__).parameters
     parts = {name: None if name in ("unet", "transformer", "vae") else part
              for name, part in pipeline.components.items()}
@@ -92,6 +96,10 @@ def text_only(pipeline: Any) -> Any:
 
 def encode_prompts(pipeline: Any, prompts: Sequence[str], **options: Any) -> Any:
     """What the pipeline's `encode_prompt` returns for `prompts`, with `options` for it; negative prompts are empty."""
+    if isinstance(pipeline, _untyped.ModularPipeline):
+        encode = pipeline._blocks.sub_blocks["text_encoder"]._get_qwen3_vl_prompt_embeds
+        with torch.no_grad():
+            return [encode(pipeline.text_encoder, pipeline.tokenizer, prompt) for prompt in prompts]
     taken = inspect.signature(pipeline.encode_prompt).parameters
     usual = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True,
              "prompt_2": None, "prompt_3": None, "prompt_4": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,14 @@ def build(family: str, seed: int = 0, **options: Any) -> Any:
 
 def save(family: str, folder: Path, seed: int = 0, **options: Any) -> Path:
     """Writes `build(family, seed, **options)` to `folder`, as people who train the family have it; returns `folder`."""
-    build(family, seed, **options).save_pretrained(str(folder), safe_serialization=True, **(
-        {"overwrite_modular_index": True} if family in MODULAR else {}))
+    pipeline = build(family, seed, **options)
+    if family not in MODULAR:
+        pipeline.save_pretrained(folder, safe_serialization=True)
+        return folder
+    pipeline.save_pretrained(str(folder), safe_serialization=True, overwrite_modular_index=True)
+    index = folder / pipeline.config_name  # it names a repository, as where a published one was copied
+    index.write_text(index.read_text(encoding="utf-8").replace(json.dumps(str(folder)), f'"someone/{family}"'),
+                     encoding="utf-8")
     return folder
 
 
