@@ -83,9 +83,10 @@ def pipeline_index(model: Model) -> dict[str, Any]:
     index = read_config(path)
     if path.name == INDEX:
         return index
+    there = {each.name for each in model.iterdir()}
     for name, value in index.items():
-        folder = str(entry_in(value).get("subfolder") or name)
-        if folder != name and (model / folder).is_dir():
+        folder = entry_in(value).get("subfolder") or name
+        if folder != name and isinstance(folder, str) and folder in there:
             raise ModelError(f"{path} has the component {name} in the folder {brief(folder)}, expected {name}",
                              hint=f"rename that folder to {name}, and its subfolder in {path.name}, in a copy")
     return {name: class_in(value) if entry_in(value) else value for name, value in index.items()}

@@ -157,6 +157,7 @@ class References:
     # of the noise in `hidden_states`; also where a pipeline makes sample pictures.
     append: Callable[[Mapping[str, Any], Sequence[Tensor]], Mapping[str, Any]]
     leading: bool = False  # whether `append` puts them before the noise instead
+    own_blocks: bool = False  # whether the denoiser has blocks that run with references only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

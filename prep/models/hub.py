@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from glob import escape
 from pathlib import Path
 
 from prep.errors import ModelError
 from prep.formatting import without_secrets
 from prep.models.checkpoints.contents import contents_of, own_configs, published
+from prep.models.components import known_classes
 from prep.models.files import INDEX, MODULAR, Model, SingleFile
 from prep.models.named import NamedFile, file_of
-from prep.models.pipeline import open_single
+from prep.models.pipeline import SCHEDULER, open_single
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
@@ -94,9 +95,19 @@ def _unused(name: str, revision: str) -> list[str]:
     from huggingface_hub import list_repo_files
 
     try:
-        return [escape(file) for file in unused_variants(list_repo_files(name, revision=revision or None))]
+        files = list_repo_files(name, revision=revision or None)
+        return [escape(file) for file in (*unused_variants(files), *other_components(files))]
     except Exception:  # as above; the download says what is wrong, or finds the model in the cache
         return []
+
+
+def other_components(files: Collection[str]) -> list[str]:
+    """Those of the `files` of a modular repository that are of a component which no family has, as a prompt upsampler;
+    a pipeline that needs it finds it where the index says."""
+    if INDEX in files or MODULAR not in files:
+        return []
+    return [file for file in files if "/" in file and not file.startswith(f"{SCHEDULER.partition('/')[0]}/")
+            and not known_classes(file.partition("/")[0])]
 
 
 _OF_VARIANT = re.compile(r"(?P<stem>(?:.*/)?[^/.]+?)(?:\.\w+(?:-\d+-of-\d+)?\.safetensors|-\d+-of-\d+\.\w+\.safetensors"

@@ -202,15 +202,6 @@ def test_of_a_whole_file_only_configs_are_downloaded(there, prep, tiny_model, tm
 # ---- directories that are no pipelines of pictures from text ---------------------------------------------------------
 
 
-def test_a_modular_repository_says_what_it_is(tiny_model, prep, photos, tmp_path):
-    model = shutil.copytree(tiny_model, tmp_path / "model")
-    (model / "model_index.json").rename(model / "modular_model_index.json")
-    result = prep("encode", photos, "--model", model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json")
-    assert result.code == 6 and (f"model {model} is a modular pipeline (modular_model_index.json), which is not "
-                                 "supported") in result.err
-    assert "hint: name a repository or directory of the model with model_index.json" in result.err
-
-
 @pytest.mark.parametrize("kind", ["QwenImageEditPipeline", "QwenImageEditInpaintPipeline",
                                   "FluxFillPipeline", "StableDiffusionXLInpaintPipeline", "FluxControlPipeline",
                                   "StableDiffusionInstructPix2PixPipeline", "StableDiffusionXLImg2ImgPipeline"])

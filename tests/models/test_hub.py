@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from prep.models.hub import PIPELINE, locate, unused_variants
+from prep.models.hub import PIPELINE, locate, other_components, unused_variants
 from prep.models.pipeline import _TOKENIZER_FILES
 from prep.models.weights import variant_of
 
@@ -62,6 +62,14 @@ def test_a_download_leaves_them_out(hub, tmp_path: Path):
     assert locate("owner/name@v1", download=True) == tmp_path
     assert calls == [{"name": "owner/name", "revision": "v1", "allow_patterns": list(PIPELINE),
                       "ignore_patterns": ["odd[[]1].fp16.safetensors", *UNUSED], "local_files_only": False}]
+
+
+def test_what_only_the_pipeline_of_a_modular_repository_needs_is_left_out():
+    files = ["modular_model_index.json", "config.json", "vae/config.json", "transformer/config.json",
+             "tokenizer/a.json", "scheduler/scheduler_config.json", "prompt_upsampler/model.safetensors",
+             "image_encoder/x/config.json"]
+    assert other_components(files) == files[-2:]
+    assert other_components([*files, "model_index.json"]) == []
 
 
 def test_a_model_in_the_cache_is_not_listed(hub):

@@ -138,6 +138,33 @@ single_blocks.{}.linear2 = single_transformer_blocks.{}.attn.to_out
 single_blocks.{}.norm.query_norm.scale = single_transformer_blocks.{}.attn.norm_q.weight
 single_blocks.{}.norm.key_norm.scale = single_transformer_blocks.{}.attn.norm_k.weight
 """
+_FLUX3_BLOCK = """
+@.{}.q_proj = %.{}.attn.to_q
+@.{}.k_proj = %.{}.attn.to_k
+@.{}.v_proj = %.{}.attn.to_v
+@.{}.attn_out = %.{}.attn.to_out.0
+@.{}.norm.query_norm.scale = %.{}.attn.norm_q.weight
+@.{}.norm.key_norm.scale = %.{}.attn.norm_k.weight
+@.{}.mlp_in = %.{}.ff.linear_in
+@.{}.mlp_out = %.{}.ff.linear_out
+"""
+FLUX3 = """
+emb_in.image = x_embedders.image
+emb_in.image_cond = x_embedders.image_cond
+txt_in = context_embedder
+time_in.in_layer = timestep_embedder.linear_1
+time_in.out_layer = timestep_embedder.linear_2
+early_stream_modulations.image.lin = early_stream_modulations.image.linear
+early_stream_modulations.image_cond.lin = early_stream_modulations.image_cond.linear
+early_stream_modulations.txt.lin = early_stream_modulations.txt.linear
+single_stream_modulations.image.lin = single_stream_modulations.image.linear
+single_stream_modulations.image_cond.lin = single_stream_modulations.image_cond.linear
+single_stream_modulations.txt.lin = single_stream_modulations.txt.linear
+final_layer.image.linear = proj_out
+final_layer.image.adaLN_modulation.1 = ~ norm_out.linear
+""" + "".join(_FLUX3_BLOCK.replace("@", theirs).replace("%", ours) for theirs, ours in (
+    ("content_mode_blocks.image", "mode_blocks.image"), ("content_mode_blocks.image_cond", "mode_blocks.image_cond"),
+    ("txt_mode_blocks", "txt_mode_blocks"), ("single_blocks", "single_transformer_blocks")))
 _ZIMAGE_BLOCK = """
 @.{}.attention.qkv = @.{}.attention.to_q + @.{}.attention.to_k + @.{}.attention.to_v
 @.{}.attention.out = @.{}.attention.to_out.0

@@ -120,6 +120,20 @@ def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeyp
     assert np.abs(pictures[0] - pictures[1]).max() > 1e-4
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_modular_pipeline_loads_its_components_when_told_to(make, setup_of, monkeypatch, method):
+    """And takes a prompt by name."""
+    monkeypatch.setattr("train.card.is_modular", lambda model: True)
+    text = card(setup_of(make(), **QUICK, method=method), 2, "lora.safetensors" if method == "lora" else "unet", None)
+    lines = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1).splitlines()
+    last = ['pipeline.load_components()', 'pipeline.load_lora_weights(".", weight_name="lora.safetensors")']
+    if method == "full":
+        last = ["pipeline.update_components(unet=unet)", last[0]]
+    assert lines[-4].endswith('.from_pretrained("model")') and lines[-4].startswith("pipeline = ")
+    assert lines[-3:] == [*last, 'picture = pipeline(prompt="a picture").images[0]']
+    assert all(hasattr(diffusers.ModularPipeline, name) for name in ("load_components", "update_components"))
+
+
 def test_text_of_others_is_text(make, setup_of):
     setup = setup_of(make(), **QUICK, result={"title": NASTY, "description": NASTY, "trigger": NASTY, "author": NASTY})
     text = card(setup, 2, "lora.safetensors", None)

@@ -16,9 +16,9 @@ from train.trackers.tracked import check_trackers
 DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
 
 
-def check_libraries(config: Config, family: Family) -> None:
+def check_libraries(config: Config, family: Family, *, references: bool = False) -> None:
     """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, if torch is too old, or
-    diffusers computes the attention of the family's denoisers otherwise."""
+    diffusers computes the attention of the family's denoisers otherwise. `references`: whether the data have any."""
     check_trackers(config.log)
     name = config.optimizer.name
     facts = TABLE[name]
@@ -33,7 +33,7 @@ def check_libraries(config: Config, family: Family) -> None:
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
-        _check_divided(config, family)
+        _check_divided(config, family, references)
     if config.offload:
         _check_offloaded(config)
     if config.method == "full":
@@ -98,7 +98,7 @@ def _check_quantized(config: Config) -> None:
                           hint="pip install 'latentry[bnb]', or --set quantization=fp8")
 
 
-def _check_divided(config: Config, family: Family) -> None:
+def _check_divided(config: Config, family: Family, references: bool) -> None:
     """Raises `ConfigError` for settings that a divided model cannot have, or if torch is too old for it."""
     name = config.optimizer.name
     if not TABLE[name].elementwise:
@@ -117,6 +117,9 @@ def _check_divided(config: Config, family: Family) -> None:
         raise ConfigError(f"micro_batch is {config.micro_batch}, expected 1 where parallel.shard divides a denoiser of "
                           f"family '{family.name}': it has a pass for each length of captions, and all ranks must have "
                           "as many", hint="--micro-batch 1, or --no-shard")
+    if references and family.references is not None and family.references.own_blocks:
+        raise ConfigError(f"parallel.shard is on, but denoisers of family '{family.name}' have blocks that run with "
+                          "references only, and all ranks must run the same", hint="--no-shard")
     _require_torch(DIVIDES, "parallel.shard needs", "--no-shard")
 
 

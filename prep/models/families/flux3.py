@@ -37,7 +37,7 @@ from prep.models.family import (
     TextOptions,
     TextRow,
 )
-from prep.models.lora.kohya import renamed
+from prep.models.lora.kohya import Rule, renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,12 +153,21 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     # With the feed-forward layers; no modulation, no embeddings.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.linear_in", "ff.linear_out"),
 }
-# The names of the authors' code: `_convert_non_diffusers_flux3_lora_to_diffusers`.
-FURTHER = tuple(rule for block, name in (
-    (r"mode_blocks\.(\w+)\.(\d+)", "content_mode_blocks.{}.{}"), (r"txt_mode_blocks\.(\d+)", "txt_mode_blocks.{}"),
-    (r"single_transformer_blocks\.(\d+)", "single_blocks.{}")) for rule in renamed(
-        block, f"attn.to_q={name}.q_proj attn.to_k={name}.k_proj attn.to_v={name}.v_proj attn.to_out.0={name}.attn_out "
-        f"ff.linear_in={name}.mlp_in ff.linear_out={name}.mlp_out"))
+# The names of the authors' code: `convert_flux3_transformer_checkpoint_to_diffusers`.
+FURTHER = (
+    *(rule for block, name in (
+        (r"mode_blocks\.(\w+)\.(\d+)", "content_mode_blocks.{}.{}"),
+        (r"txt_mode_blocks\.(\d+)", "txt_mode_blocks.{}"), (r"single_transformer_blocks\.(\d+)", "single_blocks.{}"))
+      for rule in renamed(block, f"attn.to_q={name}.q_proj attn.to_k={name}.k_proj attn.to_v={name}.v_proj "
+                          f"attn.to_out.0={name}.attn_out ff.linear_in={name}.mlp_in ff.linear_out={name}.mlp_out")),
+    Rule(layer=r"x_embedders\.(\w+)", name="emb_in.{}"),
+    Rule(layer=r"context_embedder", name="txt_in"),
+    Rule(layer=r"timestep_embedder\.linear_1", name="time_in.in_layer"),
+    Rule(layer=r"timestep_embedder\.linear_2", name="time_in.out_layer"),
+    Rule(layer=r"(early_stream_modulations|single_stream_modulations)\.(\w+)\.linear", name="{}.{}.lin"),
+    Rule(layer=r"norm_out\.linear", name="final_layer.image.adaLN_modulation.1", halved=True),
+    Rule(layer=r"proj_out", name="final_layer.image.linear"),
+)
 LORA = LoraLayers(presets=PRESETS, kohya=None, further=FURTHER, in_comfyui=False)
 
 
@@ -176,7 +185,7 @@ FAMILY = Family(
     latent_channels=32, factor=flux2.FACTOR, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), schedule={"_class_name": EULER, "shift": 6.93}, predict=predict, by_length="always",
     chooses_attention=True, sampling=SAMPLING, lora=LORA,
-    references=References(most=MOST, resolution=1024, place=flux2.fitted, append=append),
+    references=References(most=MOST, resolution=1024, place=flux2.fitted, append=append, own_blocks=True),
     text=TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1040,
                       longest=4080,  # the prompt upsampler writes at most 3584
                       shapes=shapes, encode=encode,
