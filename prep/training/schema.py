@@ -96,8 +96,8 @@ class Lora:
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
                              "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, "
-                             "CogView4, Ovis-Image and Qwen-Image-2.1; a run that an earlier version began keeps its "
-                             "names")
+                             "CogView4, Ovis-Image, Qwen-Image-2.1 and FLUX.3; a run that an earlier version began "
+                             "keeps its names")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

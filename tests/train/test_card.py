@@ -129,7 +129,7 @@ def test_a_modular_pipeline_loads_its_components_when_told_to(make, setup_of, mo
     last = ['pipeline.load_components()', 'pipeline.load_lora_weights(".", weight_name="lora.safetensors")']
     if method == "full":
         last = ["pipeline.update_components(unet=unet)", last[0]]
-    assert lines[-4].endswith('.from_pretrained("model")') and lines[-4].startswith("pipeline = ")
+    assert lines[-4].endswith('.from_pretrained("tiny")') and lines[-4].startswith("pipeline = ")
     assert lines[-3:] == [*last, 'picture = pipeline(prompt="a picture").images[0]']
     assert all(hasattr(diffusers.ModularPipeline, name) for name in ("load_components", "update_components"))
 

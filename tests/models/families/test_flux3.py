@@ -34,8 +34,8 @@ from prep.models.text.lengths import LengthCounter
 from prep.models.vae import load_vae
 
 OPTIONS = TextOptions(max_length=FAMILY.text.max_length)
-# With the template's 33 tokens: of one window, of two, of one exactly, and longer than is read.
-CAPTIONS = ["a red cat", "two dogs on a long green bench, " * 3, "", "x" * 47, "a very long caption. " * 60]
+# With the template's 19 tokens: of one window, of two, of one exactly, and longer than is read.
+CAPTIONS = ["a red cat", "two dogs on a long green bench, " * 3, "", "x" * 61, "a very long caption. " * 60]
 STEM = "diffusion_pytorch_model.safetensors"
 
 
@@ -151,8 +151,8 @@ def test_the_vae_of_another_repository_is_to_be_downloaded(model, tmp_path):
     shutil.rmtree(copy / "vae")
     with pytest.raises(ModelError) as caught:
         load_vae(copy, torch.float32)
-    assert caught.value.hint == ("modular_model_index.json says that it is 'vae' of 'someone/flux3': download that into "
-                                 f"{copy / 'vae'}")
+    assert caught.value.hint == ("modular_model_index.json says that it is 'vae' of 'someone/flux3': download that "
+                                 f"into {copy / 'vae'}")
 
 
 # ---- the distilled model ---------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_file_of_the_base_is_told_by_its_names(model, tmp_path):
     save_file({name: value.contiguous() for name, value in published(
         load_file(model / "transformer" / STEM), FLUX3).items()}, file)
     assert open_single(file, model).path == file
-    with pytest.raises(ModelError, match="is of family 'flux3', but .* is of family 'flux2_klein'"):
+    with pytest.raises(ModelError, match=r"is of family 'flux3', but .* is of family 'flux2_klein'"):
         open_single(file, tiny_pipelines.save("flux2_klein", tmp_path / "klein"))
 
 
