@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,14 @@ def index_file(model: Model) -> Path:
     return model / (MODULAR if is_modular(model) else INDEX)
 
 
-def without_variants(model: Model) -> dict[str, Any]:
-    """modular_model_index.json for a copy of `model` whose files have the names of no variant. Raises `ModelError`."""
-    return {name: [*value[:2], {**entry_in(value), "variant": None}] if entry_in(value) else value
-            for name, value in read_config(model / MODULAR).items()}
+def copied_index(model: Model, others: Collection[str]) -> dict[str, Any]:
+    """modular_model_index.json for a copy of `model` whose files have the names of no variant. The repository that the
+    index names does not have the copy's `others`, so the index names none for them: diffusers finds them in the copy's
+    directory, and fails where it would load those of the repository. Raises `ModelError`.
+    """
+    own = {"pretrained_model_name_or_path": None, "revision": None}
+    return {name: [*value[:2], {**entry_in(value), "variant": None, **(own if name in others else {})}]
+            if entry_in(value) else value for name, value in read_config(model / MODULAR).items()}
 
 
 def pipeline_index(model: Model) -> dict[str, Any]:

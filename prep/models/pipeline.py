@@ -21,11 +21,12 @@ from prep.models.checkpoints.contents import (
     no_denoiser,
 )
 from prep.models.components import class_of, numbered
-from prep.models.configs import Configs, pipeline_index
+from prep.models.configs import Configs, is_modular, pipeline_index
 from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Family, Prediction
 from prep.models.files import (
     CONFIG_BYTES,
+    INDEX,
     TOKENIZER_BYTES,
     ComponentFiles,
     Model,
@@ -119,6 +120,9 @@ def infer_family(model: Model, named: str = "") -> str:
         "which belongs to no known family")
     if named and not families:
         why += f", and its components are not those of '{named}'"
+    if is_modular(model):
+        raise ModelError(f"{model} is a {spelled}, {why}", hint="prep models lists the known families; name a "
+                         f"repository of the model with {INDEX}: most have one")
     raise ModelError(f"{model} is a {spelled}, {why}", hint="prep models lists the known families; "
                      + ("a model with other inputs cannot be trained" if families or named else
                         "set family in [model] of a recipe if it is one of them"))

@@ -10,7 +10,7 @@ import pytest
 from model_files import INDEX, change_json, write_json, write_model
 
 from prep.errors import ModelError
-from prep.models.configs import Configs, index_file, is_modular, pipeline_index, without_variants
+from prep.models.configs import Configs, copied_index, index_file, is_modular, pipeline_index
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.pipeline import scheduler_config, tokenizer_files, weighted_files
 
@@ -104,11 +104,14 @@ def test_odd_entries_are_one_clear_error(tmp_path, value):
         weighted_files(model, "vae")
 
 
-def test_an_index_without_variants_has_all_else(tmp_path):
-    model = modular(tmp_path / "model", vae=entry("vae", variant="fp16"))
+def test_the_index_of_a_copy_names_no_variants_and_no_repository_of_what_is_changed(tmp_path):
+    model = modular(tmp_path / "model", vae=entry("vae", variant="fp16"), unet=entry("unet", revision="main"))
     before = json.loads((model / "modular_model_index.json").read_bytes())
-    assert before["vae"][2].pop("variant") == "fp16"
-    after = without_variants(model)
-    assert after["vae"][2].pop("variant") is None and after == before
+    after = copied_index(model, ["unet"])
+    assert before["vae"][2].pop("variant") == "fp16" and after["vae"][2].pop("variant") is None
+    own = {"pretrained_model_name_or_path": None, "revision": None}
+    assert after["unet"][2] == {**before.pop("unet")[2], **own}
+    del after["unet"]
+    assert after == before
     change_json(model / "modular_model_index.json", odd=[1, 2, 3])
-    assert without_variants(model)["odd"] == [1, 2, 3] == pipeline_index(model)["odd"]
+    assert copied_index(model, [])["odd"] == [1, 2, 3] == pipeline_index(model)["odd"]

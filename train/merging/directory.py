@@ -27,7 +27,7 @@ from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.checkpoints.single_file import convert
-from prep.models.configs import index_file, is_modular, pipeline_index, without_variants
+from prep.models.configs import copied_index, index_file, is_modular, pipeline_index
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import MODULAR, ComponentFiles, Model, SingleFile
@@ -107,7 +107,7 @@ def _merged_from(model: Path, request: MergeRequest, tick: Tick) -> Merged:
     path = find_lora(request.lora) if trained is None else trained
     content = (_of_lora if trained is None else _of_full)(request, family, files, path)
     others = list(_others(model, family))
-    schedules = _scheduling(model, table_in(content.metadata, "latentry.config"))
+    schedules = _scheduling(model, family, table_in(content.metadata, "latentry.config"))
     _check_space(request, content.needed, others)
     digest = _sha256(path)
     with atomic.new_directory(request.output) as staged:
@@ -263,7 +263,7 @@ def _metadata(path: Path) -> dict[str, str]:
         return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
-def _scheduling(model: Model, settings: Mapping[str, Any]) -> dict[str, bytes]:
+def _scheduling(model: Model, family: Family, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The files that say how pictures are made, if what the run trained predicts otherwise than its model, and the
     index of a modular repository: by path."""
     rescaled, prediction = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
@@ -277,7 +277,7 @@ def _scheduling(model: Model, settings: Mapping[str, Any]) -> dict[str, bytes]:
         index["scheduler"] = ["diffusers", "DDIMScheduler"]
     files: dict[str, Mapping[str, Any]] = {SCHEDULER: config} if config != body else {}
     if is_modular(model):
-        files[MODULAR] = without_variants(model)
+        files[MODULAR] = copied_index(model, [family.denoiser])
     if rescaled:
         files["model_index.json"] = index
     return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in files.items()}

@@ -24,7 +24,7 @@ from prep.models.checkpoints.converted import Converted as ConvertedWeights
 from prep.models.checkpoints.converted import empty_model, weights_of
 from prep.models.checkpoints.stored import DTYPES, Stored, write
 from prep.models.components import class_of
-from prep.models.configs import index_file, is_modular, pipeline_index, without_variants
+from prep.models.configs import copied_index, index_file, is_modular, pipeline_index
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import ComponentFiles, SingleFile
@@ -33,6 +33,7 @@ from prep.models.loading import quiet_libraries
 from prep.models.pipeline import (
     PROCESSOR,
     infer_family,
+    part_of,
     schedule_in_code,
     scheduler_config,
     tokenizer_files,
@@ -104,7 +105,7 @@ def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
             kept[component] = [None, None] if _is_component(value) else value
     if schedule_in_code(model) is None:
         _copy_scheduler(model, index, kept, made)
-    written = without_variants(model) if is_modular(model) else kept
+    written = copied_index(model, [name for name in found if part_of(model, name)]) if is_modular(model) else kept
     _write_small(made, {index_file(model).name: json.dumps(written, indent=2).encode() + b"\n"})
     return found
 

@@ -54,6 +54,14 @@ def test_stable_diffusion_1_and_2_are_told_apart_by_the_unet(unet, family, tmp_p
     assert fitting == [family]
 
 
+def test_a_modular_pipeline_of_no_family_has_a_repository_of_another_kind(tmp_path):
+    (tmp_path / "modular_model_index.json").write_text(json.dumps({"_class_name": "Flux2KleinModularPipeline"}))
+    with pytest.raises(ModelError) as caught:
+        infer_family(tmp_path)
+    assert caught.value.message == f"{tmp_path} is a Flux2KleinModularPipeline, which belongs to no known family"
+    assert caught.value.hint.endswith("name a repository of the model with model_index.json: most have one")
+
+
 @pytest.mark.parametrize("odd", [{"class_embed_type": "projection"}, {"addition_embed_type": "text_time"},
                                  {"encoder_hid_dim_type": "text_proj"}, {"num_class_embeds": 1000}])
 @pytest.mark.parametrize("unet", [SD15, SD21], ids=["sd15", "sd21"])
