@@ -102,7 +102,7 @@ def test_no_address_of_a_process_gets_into_the_text(tmp_path):
     assert "at 0x" not in text and text.count("<function>") > 8, text
 
 
-@pytest.mark.parametrize("name", ["zimage", "ovis", "flux2", "flux2_klein"])
+@pytest.mark.parametrize("name", ["zimage", "ovis", "flux2", "flux2_klein", "flux3"])
 def test_pipelines_get_the_same_tokens(tmp_path, name):
     """As from the tokenizer's own class, whatever they ask for."""
     save(name, tmp_path)

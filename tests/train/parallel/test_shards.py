@@ -22,9 +22,11 @@ from torch import nn
 from torchrun import environment, torchrun
 
 from prep.errors import ConfigError, ModelError
+from prep.models.families.registry import FAMILIES
 from prep.models.hub import locate
 from train import evaluate
 from train.check import check
+from train.check.requirements import check_libraries
 from train.config.load import parse
 from train.failures import Progress, explanation
 from train.models.denoiser import load
@@ -170,6 +172,18 @@ def test_an_average_in_host_memory_is_refused(make):
     assert fault.message == ("ema.device is 'cpu', which is only for models that are not divided, but parallel.shard "
                              "is on: each rank has its part of the average beside that of the weights")
     assert fault.hint == "--set ema.device=model, or --no-shard"
+
+
+def test_blocks_that_run_with_references_only():
+    """A rank without references would not take part in gathering their weights."""
+    settings = parse({"parallel": {"shard": True}, "micro_batch": 1}, "")
+    check_libraries(settings, FAMILIES["flux3"], references=False)
+    check_libraries(settings, FAMILIES["flux2"], references=True)
+    with pytest.raises(ConfigError) as caught:
+        check_libraries(settings, FAMILIES["flux3"], references=True)
+    assert caught.value.message == ("parallel.shard is on, but denoisers of family 'flux3' have blocks that run with "
+                                    "references only, and all ranks must run the same")
+    assert caught.value.hint == "--no-shard"
 
 
 def test_an_early_torch(make, monkeypatch):
