@@ -6,6 +6,7 @@ import inspect
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_the_window_is_an_input_of_the_transformer(model, pipeline):
 
 def test_guidance_is_set_and_1_is_off(pipeline):
     for scale in (1.0, 4.0):
-        flux3.prepare(pipeline, type("Prompted", (), {"guidance": scale}))
+        flux3.prepare(pipeline, SimpleNamespace(guidance=scale))
         assert isinstance(pipeline.guider, ClassifierFreeGuidance) and pipeline.guider.guidance_scale == scale
         assert pipeline.requires_unconditional_embeds == (scale != 1)
 

@@ -97,7 +97,7 @@ def test_the_pipeline_keeps_every_size():
     for width in range(16, 2049, 16):
         for height in range(16, 2049, 272):
             pipeline = SimpleNamespace(default_sample_size=128)
-            SAMPLING.prepare(pipeline, (width, height))
+            SAMPLING.prepare(pipeline, SimpleNamespace(size=(width, height)))
             scale = ((pipeline.default_sample_size * 8) ** 2 / (width * height)) ** 0.5
             assert (int(width * scale // 16 * 16), int(height * scale // 16 * 16)) == (width, height)
 
