@@ -125,9 +125,8 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
 def _called(pipeline: Any, given: Mapping[str, Any]) -> Tensor:
     """The latents that a pipeline makes with these arguments."""
     modular = isinstance(pipeline, diffusers.ModularPipeline)
-    run: Any = pipeline
-    made: Tensor = run(**given, output="latents") if modular else run(**given, output_type="latent",
-                                                                      return_dict=False)[0]
+    made: Tensor = (pipeline(**given, output="latents") if modular else
+                    pipeline(**given, output_type="latent", return_dict=False)[0])
     return made
 
 

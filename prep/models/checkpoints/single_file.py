@@ -88,8 +88,7 @@ def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
     """Copies the configs and tokenizers of `model`, and nothing else of their directory.
 
     The new model_index.json names only components of the family; a modular index keeps others, which it may name in
-    other repositories. Returns the components with weights. Raises
-    `ModelError`.
+    other repositories. Returns the components with weights. Raises `ModelError`.
     """
     index = pipeline_index(model)
     kept = {key: value for key, value in index.items() if not isinstance(value, list)}
