@@ -91,7 +91,7 @@ _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", 
 # Families that differ from another by numbers alone, or by a part that a third one has.
 TWINS = {"sd21": "sd15", "pixart_sigma": "pixart_alpha", "flux2_klein": "flux2", "flux_kontext": "flux",
          "qwenimage_edit": "qwenimage"}
-# What is left of a test that is marked few_families, if the mark names no others: a UNet, one with more conditions, and
+# What is left of a test that is marked few, if the mark names no others: a UNet, one with more conditions, and
 # transformers whose text has one length, trimmed rows, and a mask.
 FEW = {"sd15", "sdxl", "flux", "zimage", "qwenimage"}
 
@@ -103,8 +103,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any((_function(item), TWINS[family]) in tested for family in _families(item) if family in TWINS):
             item.add_marker(pytest.mark.slow)
-        few = item.get_closest_marker("few_families")
-        if few is not None and not _families(item) & (set(few.args) or FEW):
+        few = item.get_closest_marker("few")
+        if few is not None and not (any(name in item.nodeid.partition("[")[2] for name in few.args) if few.args
+                                    else _families(item) & FEW):
             item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

@@ -178,6 +178,7 @@ def test_round_numbers_and_requests():
     assert math.isclose(simulate.requests_of(1, 9 << 20)[0] - simulate.requests_of(1, 100)[0], 4)
 
 
+@pytest.mark.slow
 def test_the_benchmark_as_it_is_typed():
     command = [sys.executable, Path(bench_plan.__file__), "--quick", "--family", "sd15", "--masks", "--gpus", "8",
                "--pictures-per-second", "1000", "--world-size", "8", "--nodes", "1"]

@@ -131,7 +131,7 @@ def test_rows_are_of_words_and_references_also_where_captions_are_dropped(whole)
     assert len(seen) == 2 * PICTURES
 
 
-@pytest.mark.few_families("qwenimage_edit")
+@pytest.mark.few("qwenimage_edit")
 def test_a_changed_reference_encodes_the_texts_that_it_is_seen_with(copy, prep):
     again = prep(*recipe_in(copy), "--json")
     assert json.loads(again.out)["encoded"] == {"latent": 0, "mask": 0, "text": 0}
@@ -143,7 +143,7 @@ def test_a_changed_reference_encodes_the_texts_that_it_is_seen_with(copy, prep):
     assert not prep("verify", copy / "m.json").code
 
 
-@pytest.mark.few_families("qwenimage21")
+@pytest.mark.few("qwenimage21")
 def test_another_size_encodes_the_texts_again_where_the_encoder_has_that_of_the_vae(copy, prep, family):
     changed = RECIPE.replace("[references]\nresolution = 64", "[references]\nresolution = 96")
     encoded = json.loads(prep(*recipe_in(copy, changed), "--json").out)["encoded"]
@@ -181,7 +181,7 @@ def test_a_batch_has_the_losses_of_its_samples_alone(whole):
     assert fewer < more and together == pytest.approx(alone, rel=1e-4) and len(set(alone.values())) == len(alone)
 
 
-@pytest.mark.few_families("qwenimage_edit")
+@pytest.mark.few("qwenimage_edit")
 def test_the_memory_of_a_step_with_references_is_known_before_weights_are_loaded(whole):
     found = check(RunRequest(manifest=whole / "m.json"), parse({"precision": "fp32", "batch_size": 2}, "")).setup
     (wanted, _), given = counted(found), count(found, room_of("cpu")).parts
@@ -204,7 +204,7 @@ def test_verify_knows_the_keys_of_texts_with_references(copy, prep, change):
     assert result.code and "1.png" in result.out + result.err
 
 
-@pytest.mark.few_families("qwenimage_edit")
+@pytest.mark.few("qwenimage_edit")
 def test_prompts_with_references_are_found_by_what_is_seen(copy, prep, family):
     words = "make it blue"
     (copy / "p.txt").write_text(f"{words} --ref before/0.png\n{words}\n{words} --n bad --ref before/1.png --ref "

@@ -105,6 +105,7 @@ def settled(encode):
     assert encode()[1] and encode()[1]
 
 
+@pytest.mark.few("folder", "tar", "several")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_all_is_as_if_a_plan_were_made(kind, encode, photos, tmp_path, monkeypatch):
     source = kind(photos)
@@ -143,6 +144,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few("another caption", "another picture of its size", "a picture less", "a mask less")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_pictures_leads_to_a_plan(change, settled, encode, photos, tmp_path, monkeypatch):
     before = (tmp_path / "m.json").read_bytes()
@@ -156,6 +158,7 @@ def test_a_change_of_the_pictures_leads_to_a_plan(change, settled, encode, photo
     assert encode()[0]["samples"] == found["samples"] and (tmp_path / "m.json").read_bytes() == after
 
 
+@pytest.mark.few("more0", "more3")
 @pytest.mark.parametrize("more", [("--validation", "0.4"), ("--resolution", "64"), ("--crop", "random"),
                                   ("--rehash",), ("--recheck",), ("--retry-rejects",), ("--mask", "none")])
 def test_other_options_lead_to_a_plan(more, settled, encode):
@@ -186,6 +189,7 @@ def spoil_the_manifest(root: Path) -> None:
     (root / "m.json").write_bytes((root / "m.json").read_bytes().replace(b"latent", b"letant", 1))
 
 
+@pytest.mark.few("lose_a_shard", "spoil")
 @pytest.mark.parametrize("change", [lose_a_shard, lose_a_table, spoil_a_table, lose_the_manifest, spoil_the_manifest])
 def test_what_is_lost_leads_to_a_plan_that_mends_it(change, settled, encode, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()

@@ -103,6 +103,7 @@ def is_as(stage, wanted):
     assert state(stage.home) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "at"), [
     pytest.param(fault, at, marks=() if (fault, at) in QUICK else pytest.mark.slow)
     for fault, points in POINTS.items() for at in points])

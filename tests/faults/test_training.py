@@ -190,6 +190,7 @@ def test_killed_at_a_step_or_while_a_checkpoint_or_a_picture_is_written(training
             shutil.rmtree(tmp_path / "killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     "lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("full", "divided"))])
 @pytest.mark.parametrize("count", [2, pytest.param(36, marks=pytest.mark.slow)])
@@ -325,6 +326,7 @@ def test_a_rank_of_a_divided_model_fails_between_steps(training, undisturbed, tm
     same(whole, there.finish("failed", 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_rank_continues_what_two_have_begun(training, tmp_path, killed):
     """The same samples and timesteps in each step; sums are in another order, so numbers are nearly the same."""

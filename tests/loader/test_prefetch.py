@@ -34,6 +34,7 @@ def test_all_views_and_texts_count(make, setup_of):
     assert every <= sum(shard.bytes for shard in setup.index.shards)
 
 
+@pytest.mark.slow
 def test_the_command_tells(train, make, tiny_model):
     path = make().path
     told = train("check", path, "--world-size", 4, "--nodes", 2)

@@ -226,6 +226,7 @@ def unfinished(both, store, prep, tiny_model):
     return words, plan.removesuffix(".arrow")
 
 
+@pytest.mark.slow
 def test_an_old_plan_that_a_run_follows_again_is_not_abandoned(both, store, prep, tiny_model, aged, monkeypatch,
                                                                tmp_path):
     """Also before the run's first commit."""
@@ -289,6 +290,7 @@ def test_a_run_that_follows_an_abandoned_plan_while_it_is_removed_is_seen(both, 
     assert shards <= set(list_objects(store.url)), "commits went, rows did not"
 
 
+@pytest.mark.slow
 def test_a_plan_that_nobody_can_finish_is_given_up_by_its_name(both, store, prep, tiny_model):
     """One part of two, then another caption, then the rest: the plan of the first part stays, and none other goes."""
     photos, words = both.parent / "photos", ("--model", tiny_model, "--cache", f"{store.url}/cache", "-o",

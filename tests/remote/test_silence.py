@@ -110,6 +110,7 @@ def test_bytes_that_come_slowly_are_not_cut(slow, read):
     assert time.monotonic() - began > SOON
 
 
+@pytest.mark.slow
 def test_a_store_that_needs_longer_for_each_answer_gets_it(slow, monkeypatch):
     """After one attempt without progress the next waits as long as other requests do; a list waits so at once."""
     monkeypatch.setattr(retry, "SILENT_AGAIN", 3 * SOON)

@@ -283,6 +283,7 @@ def test_it_may_change_where_the_steps_stay_the_same(make, setup_of, tmp_path):
         assert refused in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "fused"), [
     ("adamw", "bfloat16", True),
     *(pytest.param(name, dtype, fused, marks=pytest.mark.slow) for name in ("adamw", "adamw-8bit", "adafactor")

@@ -103,6 +103,7 @@ def test_an_interval_of_less_than_a_step_is_refused(make, train, every):
     assert train("check", made.path, "--batch-size", 2, "--set", "validation.every=0.25 epochs").code == 0
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_epochs_are_in_steps(make, train):
     made = make()
     told = ("validation every 0.6 epochs (2 or 3 steps), sample pictures every epoch (4 steps), checkpoints every "

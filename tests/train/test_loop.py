@@ -51,6 +51,7 @@ def interrupt_after(step):
     return watch
 
 
+@pytest.mark.few("lora", "adamw-8bit", "part")
 @pytest.mark.parametrize(("settings", "stds"), [
     ({"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
      False),
@@ -556,6 +557,7 @@ def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.few("checkpoint")
 @pytest.mark.parametrize("last", ["checkpoint", "validation", "sample"])
 def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, tmp_path, last):
     """Stopped between a checkpoint and its validation or pictures: the log tells what that of a whole run tells."""

@@ -495,6 +495,7 @@ def copied(worlds, run, tmp_path, monkeypatch):
     return copy
 
 
+@pytest.mark.few("sd15")
 @pytest.mark.parametrize(("family", "case"), list(parameters()))
 def test_change(family, case, copied, run, monkeypatch):
     world = copied(family)

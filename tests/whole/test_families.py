@@ -187,6 +187,7 @@ def reschedule(model: Path, **changes: Any) -> None:
     assert schedule_in_code(model) is None and scheduler_config(model) == {**config, **changes}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("harm", [damaged, without_header, of_quantized_weights, without_config, without_a_shard,
                                   without_levels])
 def test_what_no_run_could_use_is_refused_before_it_is_encoded(case, made, harm, tmp_path):
@@ -202,6 +203,7 @@ def test_what_no_run_could_use_is_refused_before_it_is_encoded(case, made, harm,
         (caught.value.message, caught.value.hint, 6)]
 
 
+@pytest.mark.few
 def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
     """Unless the denoiser's config says what family it is, or what rows are. A note says that training needs it."""
     family, copy = FAMILIES[case.family], shutil.copytree(made.parent / "model", tmp_path / "model")
@@ -254,7 +256,7 @@ def test_settings_that_a_flow_has_not(case, made):
                                                  "qwenimage21", "flux3"))
 
 
-@pytest.mark.few_families
+@pytest.mark.few
 def test_what_check_counts_is_what_a_run_trains(made):
     """Also of every layer, as a regular expression may choose: HiDream's experts have a gate that is none."""
     found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
@@ -484,6 +486,7 @@ def taken_by(case: Case) -> tuple[str, ...]:
     return TAKEN.get(case.build, BY_SIGMAS)
 
 
+@pytest.mark.few("sd3")
 @TWO
 def test_pictures_of_every_sampler_are_the_pipeline_s(case, made, ours):
     """A sampler that is refused stops the pipeline, too."""
@@ -716,7 +719,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
 
 
-@pytest.mark.few_families
+@pytest.mark.few
 @pytest.mark.parametrize(("method", "quantization"), [
     ("lora", "none"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("full", "none"), ("lora", "int8")))])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made, monkeypatch):
@@ -744,7 +747,7 @@ def trained(found: Any, offload: int) -> tuple[dict[str, torch.Tensor], Any]:
     return {name: value.detach() for name, value in trainee.denoiser.parameters.items()}, trainee.denoiser.model
 
 
-@pytest.mark.few_families
+@pytest.mark.few
 def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypatch):
     """Each family has blocks, and of no more than two of them there are weights at a time. What they are recomputed
     from is in host memory, too; the steps are those without gradient checkpointing."""
@@ -766,6 +769,7 @@ def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypa
             assert torch.equal(given[name], value), name
 
 
+@pytest.mark.few("flux", "zimage")
 @few("sd15", "flux", "zimage", "krea2")
 def test_steps_beside_a_training_adapter_are_those_on_the_merged_model(case, made, tmp_path):
     """Of one with the names that ComfyUI reads, where a layer may be several of diffusers'. Pictures are those without,
@@ -872,6 +876,7 @@ def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, 
             assert np.abs(drawn(pipe) - wanted).max() < 1e-5, layout
 
 
+@pytest.mark.few
 def test_a_run_in_names_that_diffusers_does_not_read(case, made, tmp_path):
     """Its file begins a new run with the same bits; the card says who reads it."""
     kohya = FAMILIES[case.family].lora.kohya

@@ -223,6 +223,7 @@ def test_an_encoding_rejects_each_by_name_and_takes_it_up_by_itself_later(encode
     assert encode()[0]["encoded"]["latent"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     pytest.param((), id="read when its row is made"),
     pytest.param(("--crop", "focus"), id="read at first", marks=pytest.mark.slow)])

@@ -116,6 +116,7 @@ def ours(folder: Path, precision: str, quantization: str) -> nn.Module:
                     family.predictions[0], CPU, adapt=False, family=family.name).model
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("precision", "quantization"), [
     ("bf16", "none"), ("bf16", "nf4"), ("fp32", "fp8"), ("bf16", "int8"),
     ("bf16", "fp8-w8a8"), *(pytest.param(precision, quantization, marks=pytest.mark.slow) for precision, quantization in
@@ -157,6 +158,7 @@ def test_all_weights_that_are_trained_are_in_float32(model):
     assert all(value.requires_grad for value in found.parameters.values())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_a_vae_is_that_of_the_library(model, dtype):
     theirs = by_library(model, "vae")
@@ -273,6 +275,7 @@ def test_loading_takes_the_memory_of_the_form_alone(tmp_path, name, quantization
     assert size > 100_000_000 and peak < 1.15 * size + 140_000_000
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_a_base_gets_the_adapters_that_it_is_loaded_with(model, quantization):
     family, config = FAMILIES[infer_family(model)], parse({"quantization": quantization, "precision": "bf16"}, "test")

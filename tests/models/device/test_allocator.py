@@ -83,6 +83,7 @@ def test_other_devices_and_other_libraries_change_nothing(monkeypatch):
         assert not kept
 
 
+@pytest.mark.slow
 def test_huge_pages_are_those_that_torch_asks_for_and_the_system_gives(tmp_path):
     file = tmp_path / "enabled"
     code = ("import sys; from pathlib import Path; from prep.runtime import ask_for_huge_pages as ask\n"

@@ -29,6 +29,7 @@ SLOW = tiny_pipelines.SECONDARY
 BUILDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in tiny_pipelines.FAMILIES]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("build", BUILDS)
 def test_a_vae_is_counted_as_it_encodes(build, tmp_path):
     model = tiny_pipelines.save(build, tmp_path / "model")
@@ -66,6 +67,7 @@ def test_tiles_take_less(tiny_model):
     assert told.of(1) == pytest.approx(sum(counted.peak.values()), rel=0.25)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("build", BUILDS)
 def test_text_encoders_are_counted_as_they_encode(build, tmp_path):
     """Each as its pipeline calls it, but for what that does with the result; T5's scores are copied once more."""

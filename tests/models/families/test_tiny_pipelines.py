@@ -88,6 +88,7 @@ def assert_saved_as_built(pipeline: Any, folder: Path) -> None:
     assert_close(encode_prompts(pipeline, CAPTIONS), encode_prompts(loaded, CAPTIONS))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_pipeline_loads_as_it_was_built(family, saved):
     assert_saved_as_built(built(family), saved(family))

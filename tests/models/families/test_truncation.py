@@ -41,6 +41,7 @@ def cuts(model: Path, case: Case, captions: list[str], **options: int):
     return list(TruncationFinder(model, family, chosen).find(captions))
 
 
+@pytest.mark.few
 def test_the_lost_words_are_those_that_change_no_row(case, model):
     """The row of a caption is that of its read part, with any other words in place of the lost ones."""
     family = FAMILIES[case.family]
@@ -61,6 +62,7 @@ def test_the_lost_words_are_those_that_change_no_row(case, model):
     assert not all(one.shape == less[name].shape and torch.equal(one, less[name]) for name, one in whole.items())
 
 
+@pytest.mark.few
 def test_a_caption_that_just_fits_loses_nothing(case, model):
     text = "abcdefgh" * 300
     (found,) = cuts(model, case, [text])

@@ -62,6 +62,7 @@ def changed(model: Path, root: Path, name: str) -> Path:
     return copy
 
 
+@pytest.mark.few
 def test_weights_are_read_with_the_scales_beside_them(model, tmp_path):
     for name in components(model):
         copy = changed(model, tmp_path, name)
@@ -101,6 +102,7 @@ def watch(monkeypatch) -> list[torch.nn.Module]:
     return built
 
 
+@pytest.mark.few
 def test_what_a_config_asks_for_is_seen_without_memory(model, monkeypatch):
     built = watch(monkeypatch)
     for name in components(model):

@@ -54,6 +54,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.few("endless")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tokenizer_that_takes_too_much_is_refused(tmp_path, quick, name):
     parts, said = HOSTILE[name]

@@ -66,6 +66,7 @@ def sd15(tmp_path_factory):
     return root / "model", adapter("sd15", root / "model", root / "lora.safetensors", targets="kohya")
 
 
+@pytest.mark.few("sd15", "flux")
 @pytest.mark.parametrize(("family", "settings", "strength"), [
     pytest.param("sd15", {"targets": "kohya"}, 1.0, marks=pytest.mark.slow),
     ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
@@ -188,6 +189,7 @@ def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path, mon
         assert all(torch.equal(value, load_file(weights)[name]) for name, value in load_file(found).items())
 
 
+@pytest.mark.few("sd15")
 @pytest.mark.parametrize("family", ["sd15", "sd3"])
 def test_a_full_run_becomes_a_whole_model(prep, train, tmp_path, family):
     """Which draws the run's own sample, and which diffusers loads as it is: nothing is asked of a network."""

@@ -62,6 +62,7 @@ def presets(families, *others):
             for targets in ("attention", "kohya" if "kohya" in FAMILIES[name].lora.presets else "all-linear", *others)]
 
 
+@pytest.mark.few("flux-", "zimage")
 @pytest.mark.parametrize(("family", "targets"), presets(WITH_NAMES), ids=str)
 def test_both_names_give_the_same_picture(family, targets, tmp_path):
     naming = naming_of(FAMILIES[family])

@@ -296,6 +296,7 @@ def test_a_run_in_8_bits_learns_nearly_what_one_on_whole_weights_does(make, setu
     assert torch.nn.functional.cosine_similarity(ours, other, dim=0) > 0.9
 
 
+@pytest.mark.few("int8")
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=pytest.mark.slow) if kind == "nf4" else kind for kind in (*KINDS, *IN_8_BITS)])
 def test_a_resumed_run_is_the_same_to_the_byte(make, setup_of, tmp_path, kind):

@@ -68,6 +68,7 @@ def moments(run, step):
     return {name: value for name, value in tensors.items() if name.startswith("exp_avg/")}
 
 
+@pytest.mark.few("divided")
 @FORKS
 @pytest.mark.parametrize(("kind", "count"), [
     ("lora", 2), ("divided", 2), *(pytest.param(kind, count, marks=pytest.mark.slow)

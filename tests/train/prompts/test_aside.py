@@ -53,6 +53,7 @@ def warnings_of(run):
     return [event["text"] for event in events(run) if event["event"] == "warning"]
 
 
+@pytest.mark.slow
 def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_path, monkeypatch):
     """By a process that takes no modules from the current directory; `train sample` takes the rows, too."""
     setup = encoded(sample=PICTURES)

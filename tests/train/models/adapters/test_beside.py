@@ -85,6 +85,7 @@ def test_steps_are_those_on_the_merged_model(beside, setup_of, tiny_model, tmp_p
     assert far(wanted, gradients(setup_of(made, **SETTINGS | settings))[0]) > 0.1
 
 
+@pytest.mark.few("bf16", "nf4")
 @pytest.mark.parametrize("settings", [
     {}, {"precision": "bf16"}, {"quantization": "fp8"}, {"quantization": "nf4"}, {"quantization": "int8"},
     {"quantization": "fp8-w8a8"}], ids=str)
@@ -100,6 +101,7 @@ def test_blocks_in_host_memory_and_gradient_checkpointing_change_no_bit(beside, 
     assert far(wanted, gradients(setup_of(made, **SETTINGS, **settings))[0]) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
 def test_a_compiled_model_has_it_on_and_off(beside, setup_of, monkeypatch):
     made, given = beside
@@ -153,6 +155,7 @@ def test_what_is_added_is_the_product_beside_whatever_is_trained(trained, dtype)
     assert not any(value.requires_grad for name, value in model.named_parameters() if "training_adapter" in name)
 
 
+@pytest.mark.slow
 def test_its_memory_is_known_before_weights_are_loaded(beside, setup_of):
     made, given = beside
     setup = setup_of(made, **given)
