@@ -124,7 +124,7 @@ def preview_epoch(
 
 def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
-    return {**summary_as_json(preview), "pictures": [picture_as_json(each) for each in preview.bucketing.pictures]}
+    return {**summary_as_json(preview), "pictures": [_picture(each) for each in preview.bucketing.pictures]}
 
 
 def summary_as_json(preview: EpochPreview) -> dict[str, Any]:
@@ -167,8 +167,7 @@ def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
             "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
 
 
-def picture_as_json(assignment: Assignment) -> dict[str, Any]:
-    """A picture's entry in the document."""
+def _picture(assignment: Assignment) -> dict[str, Any]:
     return {"name": assignment.name, "size": list(assignment.size), "resolution": assignment.resolution,
             "bucket": list(assignment.placement.bucket), **_references(assignment.shape),
             "scaled": list(assignment.placement.scaled), "crop": list(assignment.placement.crop),

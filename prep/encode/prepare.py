@@ -129,7 +129,6 @@ def complete(begun: Begun) -> Prepared:
     check_manifest_size(resolved, frame, begun.output)
     reading = TextReading(model=resolved.model, family=resolved.specs.family, options=resolved.text_options)
     truncated = find_truncated(resolved.targets, reading, facts, call.progress)
-    facts.release()
     targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
     resolved = replace(resolved, targets=targets)
     return Prepared(begun=begun, call=call, resolved=resolved, frame=frame, truncated=truncated,

@@ -49,15 +49,19 @@ def _records(targets: Targets, reading: TextReading, facts: Memo, progress: Prog
         cut: dict[str, bytes] = {}
         lacking = []
         for key, text in targets.texts.items():
-            if text.caption is not None and (record := facts.get_digest(KIND, key)) is None:
+            if text.caption is None:
+                continue
+            record = facts.get_digest(KIND, key)
+            if record is None:
                 lacking.append(key)
-            elif text.caption is not None and record:
+            elif record:
                 cut[key] = record
-        captions = [str(targets.texts[key].caption) for key in lacking]
-        for key, truncation in zip(lacking, reading.truncations(captions) if lacking else (), strict=True):
-            facts.put_digest(KIND, key, record := _record(truncation))
-            if record:
-                cut[key] = record
+        if lacking:
+            captions = [str(targets.texts[key].caption) for key in lacking]
+            for key, truncation in zip(lacking, reading.truncations(captions), strict=True):
+                facts.put_digest(KIND, key, record := _record(truncation))
+                if record:
+                    cut[key] = record
     return {key: json.loads(record) for key, record in cut.items()}
 
 

@@ -75,7 +75,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
     pictures, beside = _samples(folder, tables)
     for name in pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    # One after the other, since they are let go of together: memory that others keep parts of would stay taken.
+    # One after the other, since they are let go of together: among the pictures' they left holes of 190 bytes each.
     texts = [folder.blob(names[0]) if (names := folder.captions.get(stem_of(name))) else None for name in pictures]
     for name, text in zip(pictures, texts, strict=True):
         stem = stem_of(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prep.buckets.suggest import as_command_options
-from prep.dataset.preview import EpochPreview, picture_as_json, summary_as_json
+from prep.dataset.preview import EpochPreview, summary_as_json
 from prep.formatting import bucket_name, counted, format_size, grouped, join_names, join_texts, shell_name
 from prep.report.terminal.tables import page, table
 
@@ -76,11 +76,10 @@ def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
 
 def _picture_lines(outlook: EpochPreview, document: Mapping[str, Any], listed: int | None) -> list[str]:
     findings, pictures = document["findings"], outlook.bucketing.pictures
-    cut = sorted((picture for picture in map(picture_as_json, pictures) if picture["crop_loss"] >= NOTABLE_LOSS),
-                 key=lambda picture: (-picture["crop_loss"], picture["name"]))
+    losses = ((round(picture.crop_loss, 2), picture.name) for picture in pictures)  # as in the document
+    cut = sorted((-loss, name) for loss, name in losses if loss >= NOTABLE_LOSS)
     groups = [
-        (f"cropped by {NOTABLE_LOSS:.0f} % or more", [f"{shell_name(picture['name'])} ({picture['crop_loss']:.0f} %)"
-                                                       for picture in cut]),
+        (f"cropped by {NOTABLE_LOSS:.0f} % or more", [f"{shell_name(name)} ({-loss:.0f} %)" for loss, name in cut]),
         ("enlarged", [f"{shell_name(picture.name)} (x{picture.scale:.2f})"
                       for picture in pictures if picture.upscaled]),
         *_unused(finding for finding in findings if finding["code"] == "too-small"),
