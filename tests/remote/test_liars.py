@@ -183,19 +183,21 @@ def test_an_answer_that_drips_is_given_up(serve):
 
 
 def test_a_long_answer_that_drips_is_announced(serve, caplog):
-    serve(lie=dripping)
-    stop = threading.Event()
+    store, stop = serve(lie=dripping), threading.Event()
 
     def read():
         with suppress(Exception):
             list(stream("s3://bucket/a", 500, stop=stop))
 
-    threading.Thread(target=read, daemon=True).start()
-    until = time.monotonic() + 10
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    until = time.monotonic() + 60
     while not any("waiting for s3://bucket/a: it comes slowly" in text for text in caplog.messages):
         assert time.monotonic() < until
         time.sleep(0.05)
     stop.set()
+    store.over.set()
+    thread.join()  # it would speak in the log of the next test
 
 
 @pytest.fixture

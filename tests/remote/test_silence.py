@@ -99,7 +99,8 @@ def test_bytes_of_an_object_that_do_not_come_are_asked_for_again_soon(slow, faul
     began = time.monotonic()
     assert READS[read]() == DATA and len(slow.asked) == 2
     assert time.monotonic() - began < retry.SILENT_AGAIN / 3
-    assert caplog.messages == [f"waiting for {URL}: no answer in time; asked 1 time in 0 seconds"]
+    (message,) = caplog.messages
+    assert message.startswith(f"waiting for {URL}: no answer in time; asked 1 time in ")
 
 
 @pytest.mark.parametrize("read", READS)
@@ -141,5 +142,5 @@ def test_silence_counts_in_the_notice(slow, monkeypatch, caplog):
         retry._announced.clear()
         slow.plan[:] = ["silent"]
         assert read() == DATA
-        assert [one.getMessage() for one in caplog.records] == [
-            f"waiting for {URL}: no answer in time; asked 1 time in 0 seconds"]
+        (message,) = caplog.messages
+        assert message.startswith(f"waiting for {URL}: no answer in time; asked 1 time in ")
