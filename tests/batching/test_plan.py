@@ -148,6 +148,7 @@ def test_parts_leave_out_and_repeat_all_samples_equally_often(count, micro):
     assert len({one.start for one in drawn}) >= min(count, 5) <= len({one.fill for one in drawn}) + 1
 
 
+@pytest.mark.slow
 @given(st.integers(1, 400), st.sampled_from([4, 8, 16]), st.sampled_from([1, 2, 3, 4]), POLICY)
 def test_with_parts_a_rank_reads_the_same_samples_in_every_epoch(count, micro, world, policy):
     plan = plan_of([count], batch_size=2 * micro, micro_batch=micro, underfill=policy, shuffle="partitioned")
@@ -164,6 +165,7 @@ def test_with_parts_a_rank_reads_the_same_samples_in_every_epoch(count, micro, w
         assert len(strangers) <= (8 if policy == "repeat" else 0)  # what fills a micro-batch: two in an epoch
 
 
+@pytest.mark.slow
 def test_parts_are_permuted_by_themselves_and_anew_for_each_epoch():
     plan = plan_of([64], batch_size=8, micro_batch=8, shuffle="partitioned")
     epochs = [[part.occurrences.tolist() for part in micro_batches(plan, epoch)] for epoch in range(150)]

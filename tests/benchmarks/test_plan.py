@@ -67,6 +67,7 @@ def shards_of(facts):
     return Counter((one.field, one.rows, one.bytes, tuple(one.shapes.items())) for one in facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "masks"), [("sd15", True), ("sdxl", False), ("flux", False)])
 def test_what_is_assumed_is_what_real_pictures_make(encoded, tiny_pipeline, family, masks):
     model = tiny_pipeline(family)

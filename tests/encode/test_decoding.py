@@ -50,6 +50,7 @@ def add(photos, *names):
         draw(photos / f"{name}.png", (96, 96), seed=100 + number).with_suffix(".txt").write_text("words")
 
 
+@pytest.mark.slow
 def test_each_way_to_die_is_one_finding(encode, photos, tmp_path, bad):
     assert encode(cache="whole").code == 0
     add(photos, "crash", "leave", "eat", "babble")
@@ -67,6 +68,7 @@ def test_each_way_to_die_is_one_finding(encode, photos, tmp_path, bad):
     assert one == two
 
 
+@pytest.mark.slow
 def test_a_decoder_that_hangs_holds_up_nobody(encode, photos, bad, monkeypatch):
     monkeypatch.setattr(rows, "LIMITS", Limits(seconds=5, memory=LIMITS.memory))
     add(photos, "hang")

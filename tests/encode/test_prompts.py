@@ -156,6 +156,7 @@ def test_a_program_whose_text_rows_mean_something_else(encode, prompts, monkeypa
     assert result.code == 6 and "were made with meaning 1, and would now be made with 2" in result.err
 
 
+@pytest.mark.few("change1")
 @pytest.mark.parametrize(("change", "message"), [
     ({"stored": "int4"}, "has text rows of dtype 'int4', computed in 'bfloat16', expected bfloat16 or "),
     ({"max_length": "x"}, "does not say how its text rows were encoded: ValueError"),
@@ -243,6 +244,7 @@ def test_other_families(prep, prompts, place, name):
     assert (place / "m.json").read_bytes() == written
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_new_prompts_and_trains_the_same_steps(encode, prompts, train, place):
     """What decides steps is unchanged: the weights are those of a run that nothing interrupted."""
     encode()

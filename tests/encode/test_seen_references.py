@@ -143,7 +143,7 @@ def test_a_changed_reference_encodes_the_texts_that_it_is_seen_with(copy, prep):
     assert not prep("verify", copy / "m.json").code
 
 
-@pytest.mark.few("qwenimage21")
+@pytest.mark.slow
 def test_another_size_encodes_the_texts_again_where_the_encoder_has_that_of_the_vae(copy, prep, family):
     changed = RECIPE.replace("[references]\nresolution = 64", "[references]\nresolution = 96")
     encoded = json.loads(prep(*recipe_in(copy, changed), "--json").out)["encoded"]
@@ -204,7 +204,7 @@ def test_verify_knows_the_keys_of_texts_with_references(copy, prep, change):
     assert result.code and "1.png" in result.out + result.err
 
 
-@pytest.mark.few("qwenimage_edit")
+@pytest.mark.slow
 def test_prompts_with_references_are_found_by_what_is_seen(copy, prep, family):
     words = "make it blue"
     (copy / "p.txt").write_text(f"{words} --ref before/0.png\n{words}\n{words} --n bad --ref before/1.png --ref "

@@ -69,6 +69,7 @@ def test_old_facts_in_a_cache_are_never_opened(prep, words, tmp_path, options):
     assert (old.read_bytes(), journal.read_bytes()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cleaner", ["encode", "gc"])
 def test_old_facts_are_removed_unopened(prep, words, tmp_path, cleaner):
     assert prep(*words).code == 0

@@ -94,7 +94,7 @@ def test_other_encoders_make_latents_of_the_same_shape(make):
         assert torch.equal(small, posterior(vae, picture[..., :128, :128]).mean_BChw)
 
 
-@pytest.mark.few("sdxl", "qwen_image_21", "deep")
+@pytest.mark.few("sdxl")
 @pytest.mark.parametrize("make", [vaes.sdxl, vaes.qwen_image, vaes.qwen_image_21, vaes.flux2, vaes.deep_compression])
 def test_a_picture_that_memory_does_not_hold_is_decoded_in_tiles(make, monkeypatch):
     """A tile of 512 pixels is the largest that this device holds."""

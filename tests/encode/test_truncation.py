@@ -90,6 +90,7 @@ def test_captions_are_counted_once(encode, photo, monkeypatch):
     assert sorted(counted[1:]) == sorted([LONG, ("another " * 40).strip()])
 
 
+@pytest.mark.slow
 def test_what_one_of_two_encoders_reads_whole_is_an_info(encode, photo):
     photo("long", LONG)
     photo("longest", "word " * 600)

@@ -105,7 +105,7 @@ def settled(encode):
     assert encode()[1] and encode()[1]
 
 
-@pytest.mark.few("folder", "tar", "several")
+@pytest.mark.few("several")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_all_is_as_if_a_plan_were_made(kind, encode, photos, tmp_path, monkeypatch):
     source = kind(photos)
@@ -189,7 +189,7 @@ def spoil_the_manifest(root: Path) -> None:
     (root / "m.json").write_bytes((root / "m.json").read_bytes().replace(b"latent", b"letant", 1))
 
 
-@pytest.mark.few("lose_a_shard", "spoil")
+@pytest.mark.few("lose_a_shard")
 @pytest.mark.parametrize("change", [lose_a_shard, lose_a_table, spoil_a_table, lose_the_manifest, spoil_the_manifest])
 def test_what_is_lost_leads_to_a_plan_that_mends_it(change, settled, encode, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()

@@ -52,6 +52,7 @@ def spoiled(root: Path, jobs: list[str], timeout: float) -> dict[str, dict[str, 
     return told
 
 
+@pytest.mark.slow
 def test_a_sample_of_each_kind(tmp_path):
     assert set(FEW) == set(MANY) == set(KINDS)
     spoiled(tmp_path, [f"{kind}:0:{count}" for kind, count in FEW.items()], 600)

@@ -102,6 +102,7 @@ def test_batches_have_the_cached_latents(run, caches, folder, sdxl, manifest):
     assert seen >= 6
 
 
+@pytest.mark.few("sd15")
 @pytest.mark.parametrize("family", ["sd15", "flux", "sd3"])
 def test_an_export_comes_back(prep, run, folder, sd15, tmp_path, manifest, family):
     """Encoded, exported, imported: the same numbers at the same places, also of crops that are not in the middle."""
@@ -444,6 +445,7 @@ def test_damaged_rows_are_imported_again(run, caches, sd15, prep, tmp_path):
     assert prep("verify", tmp_path / "m.json").code == 0
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_meanwhile_is_a_finding(run, caches, sd15, monkeypatch):
     from prep.imports import source
 

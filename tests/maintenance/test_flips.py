@@ -88,6 +88,7 @@ def test_the_cache_has_every_kind_of_file(home: Path) -> None:
     assert names >= {"zarr.json", "c.0.0", "c.0.0.0", "c.0.0.0.0"} and verdict(home) == 0
 
 
+@pytest.mark.slow
 def test_a_sample_of_bits_is_found_by_prep_verify(home: Path) -> None:
     draw = random.Random(3)
     paths = every_file(home)

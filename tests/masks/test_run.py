@@ -293,6 +293,7 @@ def test_nothing_of_a_name_is_obeyed_by_a_page(prep, tmp_path):
 
 # Real pictures.
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_every_photo_gets_a_mask_of_its_size(prep, real_data, clipseg_model, tmp_path):
     result = prep("mask", real_data / "photos", "--with", "clipseg", "--prompt", "a cat", "-o", tmp_path / "out",

@@ -138,6 +138,7 @@ def replace_weights(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
+@pytest.mark.few("VAE")
 @pytest.mark.parametrize(("part", "what"), [
     (VAE, "VAE"), ("tokenizer/special_tokens_map.json", "text encoder"),
     pytest.param("text_encoder/model.safetensors", "text encoder", marks=pytest.mark.slow)])

@@ -474,6 +474,7 @@ def test_seal_tells_of_plans_of_other_rows_that_other_machines_made(prep, here, 
     assert told.code == 7 and "; 2 plans of other rows: parts with other options or of another version" in told.out
 
 
+@pytest.mark.slow
 def test_prompts_of_what_was_downloaded_and_uploaded_to_a_new_place(prep, here, store, setting):
     """And, where a program uploaded shards without commits, the manifest is not replaced by one that is refused."""
     Path("p.txt").write_text("a red heart\n")
@@ -560,6 +561,7 @@ def test_headers_of_shards_that_gc_removed_go_but_not_what_is_not_uploaded_yet(p
     assert {shard.digest for shard in load_ledger(cache).shards} == set(stays)
 
 
+@pytest.mark.slow
 def test_requests_of_a_shard_are_those_that_are_simulated(prep, store, photos, tiny_model):
     done = prep("encode", photos, "--model", tiny_model, "--cache", f"{store.url}/cache", "-o", f"{store.url}/m.json",
                 "--resolution", 96, "--step", 16, "--device", "cpu")

@@ -352,6 +352,7 @@ def test_a_manifest_that_is_replaced_meanwhile_is_seen(both, store, prep):
     assert prep("verify", f"{store.url}/kept.json").code == 0
 
 
+@pytest.mark.slow
 def test_an_encoder_sees_that_its_shards_go(both, store, prep, tiny_model):
     """It wanted no row, so it has no plan."""
     commits = list(list_objects(f"{store.url}/cache/commits"))

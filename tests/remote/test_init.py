@@ -50,6 +50,7 @@ def begin(url, environment, together, answers):
         answers.put(f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [
     "", *(pytest.param(place, marks=pytest.mark.slow) for place in ("/checkpoints/step-000005", "/lora.safetensors"))])
 def test_ranks_of_one_computer_begin_with_the_same_weights_downloaded_once(store, url, place):

@@ -87,6 +87,7 @@ def test_every_path_of_both_command_lines_is_here():
     assert found == {*LOCAL, *URLS} and not {*LOCAL} & {*URLS}
 
 
+@pytest.mark.slow
 def test_a_url_keeps_its_slashes(store, small_there, photos, tiny_model, prep, train, tmp_path, monkeypatch):
     """Messages have it as it was given, and nothing is written to a directory s3: on this computer."""
     (tmp_path / "work").mkdir()

@@ -97,6 +97,7 @@ def read(url, environment, together):
     read_manifest(Bucket.parse(url))
 
 
+@pytest.mark.slow
 def test_processes_of_one_computer_download_each_table_once(store, small_there):
     processes = multiprocessing.get_context("spawn")
     together = processes.Barrier(4, timeout=60)

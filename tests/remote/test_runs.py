@@ -163,6 +163,7 @@ def wandb(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_a_run_of_wandb_continues_on_another_computer(train, words, store, url, tmp_path, monkeypatch, wandb):
     """Of the library's files only the run's name there is in the store."""
     words = (*words, "--set", "log.wandb=hearts")

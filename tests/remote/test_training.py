@@ -267,6 +267,7 @@ def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeyp
     there.close()
 
 
+@pytest.mark.slow
 def test_too_little_room_for_all_shards_is_noted(train, made, store, tiny_model, monkeypatch):
     told = train("check", f"{store.url}/m.json", "--model", tiny_model)
     assert told.code == 0 and "note: " not in told.out

@@ -83,6 +83,7 @@ def test_a_row_that_is_damaged_there_is_not_shown(store, small_there, harm):
     pictures.close()
 
 
+@pytest.mark.slow
 def test_beside_an_earlier_one_and_of_a_cache_there(store, data, tmp_path):
     """A manifest on this computer that names its cache by a URL, too."""
     document = {**read_manifest(data).document, "cache": f"{store.url}/cache", "prediction": "v_prediction"}

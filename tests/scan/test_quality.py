@@ -142,6 +142,7 @@ def test_lengths_of_captions():
     assert list(odd_lengths(list(range(100, 2000)))) == []  # of all lengths
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_photos(real_data):
     """None of the photos is blamed; each is once it was spoiled."""

@@ -67,6 +67,7 @@ def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
     assert (report.pictures, report.samples) == (7, 5) and workers.started >= 3
 
 
+@pytest.mark.slow
 @posix
 def test_a_decoder_that_hangs_holds_up_nobody(tmp_path):
     items = pictures(tmp_path, "hang")
@@ -114,6 +115,7 @@ def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
     assert scan([], jobs=4, workers=empty).pictures == 0 and empty.started == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [
     "switched off", "cannot be started", "ends at once", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_without_processes_it_is_done_here(tmp_path, monkeypatch, how):

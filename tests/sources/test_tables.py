@@ -292,6 +292,7 @@ def test_text_however_it_is_stored(tmp_path, text):
     assert [row["captions"] for _, row in rows_of(blob_at(tmp_path / "t.parquet"))] == text.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", [False, True])
 def test_a_small_file_of_many_long_texts(folder, lists):
     """Nothing of it is spelled out: 20,000 times one text of a hundred thousand characters, in a few kilobytes."""

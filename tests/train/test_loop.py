@@ -51,7 +51,7 @@ def interrupt_after(step):
     return watch
 
 
-@pytest.mark.few("lora", "adamw-8bit", "part")
+@pytest.mark.few("lora")
 @pytest.mark.parametrize(("settings", "stds"), [
     ({"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
      False),
@@ -178,6 +178,7 @@ def test_a_schedule_free_run_is_judged_and_given_away_by_its_average(make, setup
     assert first["losses"] == pytest.approx(last["losses"], abs=1e-7), "the last validation was that of the result"
 
 
+@pytest.mark.slow
 def test_layers_learn_at_their_own_rate(make, setup_of, tmp_path):
     """A layer at rate 0 stays where it began, also after a resume; the schedule scales every rate."""
     made = make()
@@ -211,6 +212,7 @@ def test_a_rate_of_layers_that_changes_nothing_leaves_every_bit(make, setup_of, 
     assert tensors(tmp_path / "added" / "lora.safetensors") == tensors(tmp_path / "straight" / "lora.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file", "kind"), [("adamw", "lora", ""), ("adamw-schedule-free", "optimizer", "z/")])
 def test_layers_stay_where_they_are_from_the_step_that_gives_them_rate_0(make, setup_of, tmp_path, name, file, kind):
     """Of a schedule-free optimizer its z; the weights are between that and the average."""
@@ -557,7 +559,7 @@ def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.few("checkpoint")
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["checkpoint", "validation", "sample"])
 def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, tmp_path, last):
     """Stopped between a checkpoint and its validation or pictures: the log tells what that of a whole run tells."""
@@ -600,6 +602,7 @@ def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, mon
     assert kept(tmp_path / "run") == ["step-000003"]
 
 
+@pytest.mark.few("row")
 @pytest.mark.parametrize(("error", "said"), [
     (torch.OutOfMemoryError("CUDA out of memory"), "too little memory"),
     (CacheError("a row is damaged"), "a row is damaged"),
@@ -723,6 +726,7 @@ def test_a_resume_in_another_dtype_says_so(make, setup_of, tmp_path):
         "forward passes are now computed in float32, and were in bfloat16: precision is 'fp32', and this device is cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_resume_by_another_number_of_processes_says_what_dropout_does(make, setup_of, tmp_path, dropout):
     made, lora = make(), {"rank": 2, "dropout": dropout}

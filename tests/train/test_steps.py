@@ -61,6 +61,7 @@ def files_of(run):
     return found, told
 
 
+@pytest.mark.few("lora")
 @pytest.mark.parametrize("settings", [{}, {"method": "full"}], ids=["lora", "full"])
 def test_a_run_is_the_same(make, setup_of, tmp_path, fused, request, settings):
     setup = setup_of(make(views=2, texts=2), **{**SETTINGS, **settings})
@@ -113,6 +114,7 @@ def test_a_step_that_is_not_finite_changes_nothing(make, setup_of, tmp_path, mon
         assert all(mine[each].equal(wanted[each]) for each in wanted)
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_next_pass_loses_no_step(make, setup_of, tmp_path, monkeypatch, late):
     """Step 2's numbers are not read yet when step 3 fails."""
     made = make()

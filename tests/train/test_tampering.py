@@ -98,6 +98,7 @@ def test_every_tampering_is_one_clear_error(pristine, setup_of, tmp_path):
         assert caught.value.hint == "--resume --from step-000002 continues from another checkpoint", case
 
 
+@pytest.mark.slow
 def test_an_untouched_checkpoint_and_an_older_one_end_with_the_same_weights(pristine, setup_of, tmp_path):
     setup = setup_of(pristine, **SETTINGS, steps=6)
     go(setup, tmp_path / "straight")

@@ -41,6 +41,7 @@ def make_many() -> None:
         _ = [[number] for number in range(200_000)]
 
 
+@pytest.mark.slow
 def test_nothing_is_collected_at_rest():
     with gc_disabled():
         knot = tie()
@@ -50,6 +51,7 @@ def test_nothing_is_collected_at_rest():
     assert knot() is None and gc.isenabled()
 
 
+@pytest.mark.slow
 def test_at_work_only_what_is_new_is_looked_at():
     with gc_disabled():
         old = tie()

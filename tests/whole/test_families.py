@@ -226,6 +226,7 @@ def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
     assert (said in result.err) == (result.code == 0)
 
 
+@pytest.mark.few
 def test_settings_that_a_flow_has_not(case, made):
     flow = read_manifest(made).document["prediction"] == "flow"
     for name in ("offset", "pyramid"):
@@ -412,6 +413,7 @@ def shown_of(case: Case, made: Path, pipe: Any) -> Iterator[tuple[dict[str, Any]
         yield case.shown(pictures), tuple(latents)
 
 
+@pytest.mark.few
 def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made, ours, pipe):
     index = open_index(read_manifest(made))
     rows = Rows(index)
@@ -486,7 +488,7 @@ def taken_by(case: Case) -> tuple[str, ...]:
     return TAKEN.get(case.build, BY_SIGMAS)
 
 
-@pytest.mark.few("sd3")
+@pytest.mark.slow
 @TWO
 def test_pictures_of_every_sampler_are_the_pipeline_s(case, made, ours):
     """A sampler that is refused stops the pipeline, too."""
@@ -719,7 +721,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15")
 @pytest.mark.parametrize(("method", "quantization"), [
     ("lora", "none"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("full", "none"), ("lora", "int8")))])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made, monkeypatch):

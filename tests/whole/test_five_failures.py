@@ -88,6 +88,7 @@ def test_buckets_with_too_few_pictures(encode, train, place):
     assert repeated["ok"] and repeated["left_out"] == [] and set(repeated["repeated"]) <= set(names)
 
 
+@pytest.mark.few("repeat-16")
 @pytest.mark.parametrize(("underfill", "shown"), [("partial", 8), ("repeat", 16), ("drop", 0)])
 def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, shown):
     """The same with the sizes of the report: 8 pictures of one shape, batch 16; what each policy makes of them."""

@@ -89,7 +89,7 @@ def scene(tmp_path, prep, train):
     return go
 
 
-@pytest.mark.few("sd15", "flux", "zimage")
+@pytest.mark.few("sd15", "flux3")
 @pytest.mark.parametrize("build", BUILDS)
 def test_rows_and_training_are_those_of_the_directory(build, scene, tmp_path):
     model = tiny_pipelines.save(build, tmp_path / "model", **WHOLE.get(build, {}))
@@ -110,7 +110,7 @@ def test_rows_and_training_are_those_of_the_directory(build, scene, tmp_path):
     assert (made["file"] == made["directory"]) == (build not in WHOLE), "parts of the directory have its digests"
 
 
-@pytest.mark.few
+@pytest.mark.few("zimage")
 @pytest.mark.parametrize(("build", "scale_of"), [("sd15", fp8_weights.by_tensor), ("sdxl", fp8_weights.by_tensor),
                                                  ("flux2", fp8_weights.by_row), ("zimage", fp8_weights.by_tensor)])
 def test_scaled_fp8_is_what_it_means(build, scale_of, scene, tmp_path):
@@ -128,6 +128,7 @@ def test_scaled_fp8_is_what_it_means(build, scale_of, scene, tmp_path):
     assert all(torch.equal(trained[name], again[name]) for name in trained)
 
 
+@pytest.mark.slow
 def test_commands_that_read_a_run_find_its_single_file(scene, prep, train, tmp_path):
     """By the names in manifest and run, relative to these, though their directory has moved."""
     made = tmp_path / "all"

@@ -66,6 +66,7 @@ def interrupted(script, *words):
     return process.returncode, out, err, took
 
 
+@pytest.mark.few("with defer_interrupts(), killable(): slow()")
 @pytest.mark.parametrize("body", ["with killable(): slow()", "with killable(), killable(): slow()",
                                   "with defer_interrupts(): slow()", "with defer_interrupts(), killable(): slow()"])
 def test_a_function_that_does_not_return(body):
@@ -98,6 +99,7 @@ print("went on")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("handler", "where"), [
     ("signal.default_int_handler", "nullcontext()"),  # a program that calls `prep`
     ("lambda *_: None", "runtime.command_says(print)")])  # as in a run, where Ctrl-C asks for a checkpoint
@@ -121,6 +123,7 @@ def test_encoders(photos, tiny_model, tmp_path, what):
     assert code == 130 and err.endswith(SAID) and "Traceback" not in err and took < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [
     "train.models.quantized:quantized", pytest.param("prep.models.checkpoints.streaming:_put", marks=pytest.mark.slow),
     pytest.param("torch:Tensor.backward", marks=pytest.mark.slow)])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # Modules of tests in these folders that need torch; `make test` runs them.
 NEED_TORCH = {"tests/buckets/test_views.py", "tests/cache/test_values.py", "tests/sources/test_tars.py"}
@@ -18,6 +20,7 @@ def folders() -> list[str]:
     return [f"tests/{name}" for name in named.replace("\\\n", " ").split()]
 
 
+@pytest.mark.slow
 def test_tests_of_the_core_are_collected_without_torch():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--without-torch", "--collect-only", "-q", "-p", "no:cacheprovider",

@@ -211,6 +211,7 @@ def encode(prep, photos, tiny_model, tmp_path):
     return go
 
 
+@pytest.mark.slow
 def test_an_encoding_rejects_each_by_name_and_takes_it_up_by_itself_later(encode, plugins):
     plugins.off()
     for _ in range(2):

@@ -85,6 +85,7 @@ def fits(document, name):
     return document
 
 
+@pytest.mark.slow
 def test_the_preview_is_that_of_the_run(prep, root):
     index = open_index(read_manifest(root / "m.json"))
     told = fits(prep("bucket", root / "r.toml", "--batch-size", 2, "--underfill", "drop", "--seed", 7, "--json").json,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from pictures import draw, draw_mask
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="rights are others there")
+pytestmark = [pytest.mark.skipif(os.name == "nt", reason="rights are others there"), pytest.mark.slow]
 NOBODY = 65534
 SMALL = ("--resolution", "96", "--step", "16", "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 TRAIN = ("--steps", "1", "--device", "cpu", "--quiet", "--set", "sample.every=0", "--set", "validation.every=0")

@@ -153,19 +153,19 @@ def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     return tuple(imports_of(tree_of(path)))
 
 
-def imports_of(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    inside = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
-    for_types = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one.test)]
-    typing_only = {id(node) for outer in for_types for node in ast.walk(outer)}
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in inside) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield (full if full in NAMES else node.module), id(node) in inside
+def imports_of(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
+    """Imports are statements, so expressions are not looked at: these are most of a tree."""
+    inside = inside or isinstance(node, ast.FunctionDef)
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, part, ()):
+            if isinstance(each, ast.Import):
+                yield from ((alias.name, inside) for alias in each.names)
+            elif isinstance(each, ast.ImportFrom) and each.module:
+                for alias in each.names:
+                    full = f"{each.module}.{alias.name}"
+                    yield (full if full in NAMES else each.module), inside
+            elif not isinstance(each, ast.If) or "TYPE_CHECKING" not in ast.unparse(each.test):
+                yield from imports_of(each, inside)
 
 
 def edges(top: str) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,7 @@ def test_a_variant_with_the_same_weights_needs_no_encoding(encode, tiny_model, t
     assert report["encoded"] == {"latent": 0, "mask": 0, "text": 0}, "the files' names decide nothing"
 
 
+@pytest.mark.few("several")
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "several"])
 def test_half_precision_makes_other_rows_and_can_be_trained(encode, train, tiny_model, tmp_path, options):
     usual = encode(tiny_model)["encoded"]

@@ -93,6 +93,7 @@ def test_an_interruption_ends_all_processes(encode, monkeypatch, tmp_path):
     assert result.code == 0 and result.json["encoded"] == {"latent": 8, "mask": 3, "text": 7}
 
 
+@pytest.mark.slow
 def test_a_signal_stops_all_processes_after_their_tasks(encode, monkeypatch, tmp_path):
     """It comes when the first of them begins."""
     usual, asked = Bars.report, []

@@ -116,7 +116,7 @@ def ours(folder: Path, precision: str, quantization: str) -> nn.Module:
                     family.predictions[0], CPU, adapt=False, family=family.name).model
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15", "flux-bf16-nf4")
 @pytest.mark.parametrize(("precision", "quantization"), [
     ("bf16", "none"), ("bf16", "nf4"), ("fp32", "fp8"), ("bf16", "int8"),
     ("bf16", "fp8-w8a8"), *(pytest.param(precision, quantization, marks=pytest.mark.slow) for precision, quantization in

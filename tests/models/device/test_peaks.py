@@ -55,6 +55,7 @@ def test_the_kept_heap_has_holes(tiny_model, monkeypatch):
     vae_peak.cache_clear()
 
 
+@pytest.mark.slow
 def test_tiles_take_less(tiny_model):
     assert vae_peak(tiny_model, "float32", (512, 512), 128).each < vae_peak(tiny_model, "float32", (512, 512)).each
     vae = load_vae(tiny_model, torch.float32)

@@ -100,6 +100,7 @@ def test_variants_are_saved_too(family, options, tmp_path):
     assert_saved_as_built(build(family, **options), save(family, tmp_path / "model", **options))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_seed_alone_decides_the_weights(family):
     before = torch.random.get_rng_state()
@@ -120,6 +121,7 @@ def test_pipelines_are_for_inference_and_nothing_in_them_is_zero(family):
             assert not parameter.requires_grad and rows.any(dim=1).all(), name
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_needs_neither_denoiser_nor_vae_and_each_caption_has_rows_of_its_own(family):
     pipeline = built(family)
@@ -131,6 +133,7 @@ def test_text_needs_neither_denoiser_nor_vae_and_each_caption_has_rows_of_its_ow
     assert any(not torch.equal(mine, theirs) for mine, theirs in zip(tensors(rows), tensors(other), strict=True))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", DRAWN)
 def test_pictures_are_finite_and_follow_the_prompt(family):
     pipeline = build(family)

@@ -73,6 +73,7 @@ def test_a_caption_that_just_fits_loses_nothing(case, model):
     assert one_more is not None and one_more.lost == text[kept] and not one_more.whole
 
 
+@pytest.mark.few
 def test_decoded_words_are_those_that_offsets_give(case, model, monkeypatch):
     """As for tokenizers that say nothing about the places of tokens."""
     text = "plain ascii words, one after the other, " * 60
@@ -109,6 +110,7 @@ def test_windows_read_more(case, model):
     assert read == [75, 150, 225]
 
 
+@pytest.mark.few
 def test_a_smaller_max_length_reads_less(case, model):
     facts = FAMILIES[case.family].text
     if facts.shortest == facts.longest or case.options.get("without_t5"):

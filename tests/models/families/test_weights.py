@@ -83,6 +83,7 @@ def test_weights_are_read_with_the_scales_beside_them(model, tmp_path):
         assert all(torch.equal(value, wanted[key]) for key, value in loaded.items()), name
 
 
+@pytest.mark.few
 def test_a_tensor_that_nothing_reads_is_named(model, tmp_path):
     for name in components(model):
         copy = changed(model, tmp_path, name)

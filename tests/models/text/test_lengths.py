@@ -43,6 +43,7 @@ def encoder(case, model) -> TextEncoder:
                        dtype="float32")
 
 
+@pytest.mark.few("zimage", "sana")
 def test_counted_lengths_are_those_of_the_rows(case, model, encoder, monkeypatch):
     family, options = FAMILIES[case.family], options_of(case)
     rows = encoder.encode(CAPTIONS)
@@ -57,6 +58,7 @@ def test_counted_lengths_are_those_of_the_rows(case, model, encoder, monkeypatch
     assert counter.groups(CAPTIONS, negative=True) == [-(-length // GROUP) * GROUP for length in negative]
 
 
+@pytest.mark.few("zimage", "sana")
 def test_no_more_padding_is_encoded_than_the_group_has(case, encoder):
     """Where the padding is masked, the text encoder reads as many tokens as the group has, and the row is the same."""
     family, options = FAMILIES[case.family], options_of(case)
@@ -78,6 +80,7 @@ def test_no_more_padding_is_encoded_than_the_group_has(case, encoder):
         hook.remove()
 
 
+@pytest.mark.few("zimage", "sana")
 def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, encoder):
     family = FAMILIES[case.family]
     for caption, row in zip(CAPTIONS, encoder.encode(CAPTIONS), strict=True):

@@ -130,6 +130,7 @@ def test_one_encoder_alone_computes_in_float32_and_then_again_as_before(tmp_path
 
 
 # Every class of text encoder that a family has.
+@pytest.mark.few("flux", "zimage")
 @pytest.mark.parametrize("build", ["sd3", "zimage", "qwenimage", "flux2", "flux2_klein", "lumina2", "cogview4",
                                    "auraflow", "krea2", "flux3"])
 def test_bytes_are_told_from_the_headers_of_the_files(build, tmp_path):

@@ -69,6 +69,7 @@ def test_a_tokenizer_that_takes_too_much_is_refused(tmp_path, quick, name):
     assert len(tokenizer("a cat")["input_ids"]) == 1
 
 
+@pytest.mark.slow
 def test_so_is_one_whose_own_tokens_take_too_much(tmp_path, quick):
     """They are normalized when it is loaded."""
     token = {"id": 3, "content": "o" * 9, "single_word": False, "lstrip": False, "rstrip": False, "normalized": True,

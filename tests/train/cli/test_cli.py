@@ -571,6 +571,7 @@ def test_adopted_changes_are_in_the_result(train, make):
             {"changes": ["caption_dropout is 0.5, was 0.0"], "step": 3}]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_an_older_checkpoint(train, make):
     made = make()
     assert run(train, made, "--set", "checkpoint.every=1").code == 0
@@ -578,6 +579,7 @@ def test_a_run_goes_on_from_an_older_checkpoint(train, make):
     assert done.code == 0 and "a newer checkpoint was set aside: checkpoints/aside-step-000002" in done.err
 
 
+@pytest.mark.slow
 def test_the_way_back_to_a_checkpoint_that_was_set_aside(train, make):
     """By the commands of the hint, twice: what took its place meanwhile is set aside in turn."""
     made = make()
@@ -736,6 +738,7 @@ def test_a_manifest_without_prompts_and_captions_says_so(train, make, tmp_path, 
     assert "hint: encode a prompt with --prompt TEXT, or" in result.err
 
 
+@pytest.mark.slow
 def test_options_of_sample_come_before_the_settings_of_prompts_in_a_file(prep, train, make, tiny_model):
     """What is typed is meant; --n and the size stay the prompt's. In --prompt, a setting is typed for that prompt."""
     made = make()
@@ -914,6 +917,7 @@ def refuse(path, data):
     raise PermissionError(13, "Permission denied", str(path))
 
 
+@pytest.mark.slow
 def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
     made = make()
     assert run(train, made).code == 0
@@ -937,6 +941,7 @@ def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
         assert train("sample", made.root / "run", "-o", made.root / "new" / "g.png", "--device", "cpu").code == 0
 
 
+@pytest.mark.slow
 def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
     made = make()
     assert run(train, made, "--method", "full", "--set", "checkpoint.every=2", steps=3).code == 0

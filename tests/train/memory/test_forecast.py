@@ -65,6 +65,7 @@ def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
     assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
 
 
+@pytest.mark.slow
 def test_references_are_counted_among_the_inputs(make, setup_of):
     """At their own sizes, in the dtype of the cache, of each sample of the largest pass."""
     alone, more = (count(setup_of(make(references=sizes), steps=2, batch_size=2), room_of("cpu", GIB)).parts[INPUTS]
@@ -238,6 +239,7 @@ def test_auto_finds_out_how_many_blocks_a_run_offloads(make, setup_of, in_blocks
     assert caught.value.hint == "name a number of blocks: --set offload=N"
 
 
+@pytest.mark.slow
 def test_the_blocks_of_a_model_are_counted(setup):
     """All four of the tiny model; none where the model has to be whole on the device, or shares its memory."""
     def blocks(device="auto", **settings):
@@ -249,6 +251,7 @@ def test_the_blocks_of_a_model_are_counted(setup):
     assert blocks("cpu") == blocks(method="full") == blocks(compile=True) == ()
 
 
+@pytest.mark.slow
 def test_check_names_the_blocks(make, train):
     made = make()
     words = ["check", made.path, "--steps", 2, "--set", "gradient_checkpointing=true", "--set", "offload=4", "--memory",
@@ -287,6 +290,7 @@ def test_a_gpu_that_is_not_there_computes_in_half_precision(setup):
     assert there.parts["adapters"] == at_home.parts["adapters"]  # which are float32 in any case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cuda", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mps", "xpu"))])
 def test_precision_auto_is_that_of_training_on_a_device_that_is_there(setup, monkeypatch, kind):
     """Apple's and Intel's GPUs, and old ones of NVIDIA, train in float32 with it; an NVIDIA GPU that is only named has
@@ -319,6 +323,7 @@ def test_what_settings_save_is_counted(setup):
     assert parts(method="full")["adapters"] == 0
 
 
+@pytest.mark.slow
 def test_what_blocks_are_recomputed_from_is_not_counted_in_host_memory(setup, monkeypatch):
     def activations(way):
         found = forecast(setup, room_of("auto", 1 << 40), {"gradient_checkpointing": way})
@@ -337,6 +342,7 @@ def test_what_moves_to_host_memory_by_itself_is_not_counted(setup):
     assert paged.parts["weights"] == whole.parts["weights"]
 
 
+@pytest.mark.slow
 def test_a_smaller_micro_batch_is_planned_anew(make, setup_of):
     """Four ranks divide it: of 8 samples each has 2, of 4 one. A resumed run divides those of its plan."""
     setup = setup_of(make(counts=(16, 0)), precision="auto", batch_size=16, micro_batch=8, steps=2)

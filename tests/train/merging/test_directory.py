@@ -66,7 +66,7 @@ def sd15(tmp_path_factory):
     return root / "model", adapter("sd15", root / "model", root / "lora.safetensors", targets="kohya")
 
 
-@pytest.mark.few("sd15", "flux")
+@pytest.mark.few("sd15-settings1", "flux")
 @pytest.mark.parametrize(("family", "settings", "strength"), [
     pytest.param("sd15", {"targets": "kohya"}, 1.0, marks=pytest.mark.slow),
     ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
@@ -102,6 +102,7 @@ def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, 
             assert (folder / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_dora_is_merged_from_both_names_and_by_strength(tmp_path):
     """Half a strength is half of the way."""
     folder, found = tiny_pipelines.save("sd15", tmp_path / "model"), {}
@@ -120,6 +121,7 @@ def test_dora_is_merged_from_both_names_and_by_strength(tmp_path):
     assert not all(torch.equal(found["kohya", 1.0][name], value) for name, value in base.items())
 
 
+@pytest.mark.few("loha")
 @pytest.mark.parametrize("settings", [
     {"kind": "loha", "rank": 2, "alpha": 1.0, "conv_rank": 2, "conv_alpha": 1.0},
     {"kind": "lokr", "rank": 1, "alpha": 0.5, "conv_rank": 1, "conv_alpha": 0.5},
@@ -168,6 +170,7 @@ def test_differences_of_weights_biases_and_norms_are_merged(tmp_path):
         merge(MergeRequest(lora=path, model=folder, output=tmp_path / "again"))
 
 
+@pytest.mark.slow
 def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path, monkeypatch):
     made = make()
     go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2}),

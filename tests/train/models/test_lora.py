@@ -41,6 +41,7 @@ RULES = ({"match": "re:attn2\\.", "rank": 2},
          {"match": "to_k", "alpha": 1.5}, {"match": "conv2", "rank": 5, "alpha": 2.0})
 
 
+@pytest.mark.few("conv_alpha", "all-linear")
 @pytest.mark.parametrize("more", [
     {"targets": "attention"}, {"targets": "all-linear"}, {"targets": "kohya"}, {"targets": ("to_q", "proj_in")},
     {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, {"targets": "attention", "rslora": True},

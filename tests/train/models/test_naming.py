@@ -193,6 +193,7 @@ PUBLISHED = {"block_out_channels": (16, 16, 16), "layers_per_block": 2,
              "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [{}, PUBLISHED], ids=["small", "published"])
 def test_sdxl_is_named_as_in_its_authors_unet_and_that_of_sd_scripts(structure, tmp_path):
     """Every layer of it, by the code that writes checkpoints as they were published; diffusers finds each one."""

@@ -66,7 +66,7 @@ def test_blocks_are_spread_and_the_fewest_that_are_enough_are_taken():
     assert [fewest(sizes, least) for least in (-1, 0, 1, 4, 5, 11)] == [0, 0, 3, 4, 5, 6]
 
 
-@pytest.mark.few("dropout", "nf4", "int8")
+@pytest.mark.few("nf4")
 @pytest.mark.parametrize("settings", [
     {}, {"precision": "bf16"}, {"lora": {"rank": 2, "dropout": 0.3}}, {"lora": {"rank": 2, "dora": True}},
     {"lora": {"rank": 2, "kind": "lokr"}}, {"lora": {"rank": 2, "init": "pissa"}},
@@ -87,6 +87,7 @@ def test_steps_are_the_same_to_the_last_bit(setup, monkeypatch, settings):
         assert sum(map(has_weights, repeated_blocks(model))) == 2 + 12 - count
 
 
+@pytest.mark.slow
 def test_what_is_spared_is_what_the_forecast_counts(setup):
     def taken(offload):
         denoiser = steps(setup(), offload, number=1)[1]

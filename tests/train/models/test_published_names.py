@@ -101,6 +101,7 @@ def replace_weights(model, weights):
     assert not left
 
 
+@pytest.mark.few("sd3]", "auraflow")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_file_on_published_weights_draws_what_the_adapter_draws(case, tmp_path):
     """Of every linear layer and convolution of the model."""
@@ -142,6 +143,7 @@ def test_kohya_s_preset_adapts_what_its_trainers_adapt(case):
         "lora_unet_" + name.removesuffix(".weight").replace(".", "_") for name in linear}
 
 
+@pytest.mark.few("sd3]", "auraflow")
 @pytest.mark.parametrize("family", [name for name, one in FAMILIES.items()
                                     if one.lora.kohya and not one.lora.kohya.imported])
 def test_diffusers_does_not_read_these_names(family, tmp_path):

@@ -250,6 +250,7 @@ def test_layers_of_blocks_take_less_memory_and_others_stay(tiny_model, kind):
     assert found and all(value.dtype == torch.float32 for value in found.values())
 
 
+@pytest.mark.few("nf4")
 @pytest.mark.parametrize(("precision", "kind"), [
     pytest.param(precision, kind, marks=() if (precision == "bf16") == (kind == "fp8") else pytest.mark.slow)
     for precision in ("fp32", "bf16") for kind in KINDS])
@@ -280,6 +281,7 @@ def test_a_run_learns_what_one_on_the_same_weights_does(make, setup_of, tmp_path
             torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "precision"), [
     ("int8", "bf16"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
         ("int8", "fp32"), ("fp8-w8a8", "fp32"), ("fp8-w8a8", "bf16")))])

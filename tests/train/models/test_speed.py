@@ -34,6 +34,7 @@ def compiled_by(monkeypatch, backend):
     return compiled
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
 @pytest.mark.parametrize(("method", "setting"), [("lora", "compile"), ("full", "channels_last")])
 def test_steps_stay_what_they_are(make, setup_of, tmp_path, monkeypatch, method, setting):

@@ -108,6 +108,7 @@ def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the
             assert path.read_bytes() == other.read_bytes(), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "prodigy", "adamw-schedule-free"])
 def test_a_run_that_overflowed_in_every_step_is_resumed(make, setup_of, tmp_path, monkeypatch, name):
     monkeypatch.setattr(loss_scale.LossScale.__init__, "__defaults__", (2.0**60, 0))
@@ -118,6 +119,7 @@ def test_a_run_that_overflowed_in_every_step_is_resumed(make, setup_of, tmp_path
     assert found == [pytest.approx(2.0**60, rel=1e-5), pytest.approx(2.0**59, rel=1e-5)]
 
 
+@pytest.mark.slow
 def test_another_precision_that_is_adopted_begins_with_a_fresh_scale(make, setup_of, tmp_path):
     made = make()
     for last, precision in ((2, "fp32"), (4, "fp16"), (6, "fp32")):

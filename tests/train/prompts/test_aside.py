@@ -94,6 +94,7 @@ def test_without_patience_there_is_a_warning_with_the_command(encoded, tmp_path,
     assert not (tmp_path / "run" / "prompts").exists()
 
 
+@pytest.mark.few("result2")
 @pytest.mark.parametrize(("result", "said"), [
     (subprocess.TimeoutExpired("x", 3), "that took more than 3 s"),
     pytest.param(OSError(12, "Cannot allocate memory"), "no process could be started: Cannot allocate memory",

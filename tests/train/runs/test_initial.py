@@ -91,6 +91,7 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_its_result(trained, tmp_pa
     assert find_weights(Local(run), FAMILIES["sd15"], "lora") == (run / "lora.safetensors",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 def test_a_dora_begins_with_the_lengths_of_its_file(make, setup_of, tmp_path, layout):
     made, run = make(), tmp_path / "first"
@@ -239,6 +240,7 @@ def test_other_layers_ranks_and_alphas_are_refused_with_the_setting_that_fits(tr
     assert fault.hint == "--set lora.targets=attention"
 
 
+@pytest.mark.slow
 def test_ranks_by_layer_and_convolutions_are_compared(make, setup_of, tmp_path):
     made = make()
     plain = {"rank": 2, "conv_rank": 4, "conv_alpha": 6.0, "targets": "kohya-conv"}

@@ -339,6 +339,7 @@ def test_the_hint_for_changed_data_resumes_with_the_manifest_as_it_was(begun, se
     assert again(setup=report.setup).faults == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "mark"), [({"rank": 2, "dora": True}, "unet."), ({"rank": 2}, "lora_unet_")])
 def test_a_run_that_an_earlier_version_began_keeps_its_names(make, setup_of, tmp_path, settings, mark):
     """DoRA of a UNet had diffusers' names then. Another lora.format changes them; the weights are the same."""

@@ -158,6 +158,7 @@ def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
         assert not np.array_equal(one(QUICK, **own), usual), own
 
 
+@pytest.mark.few("DDIM", "Euler", "Heun", "DEIS")
 @pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
 @pytest.mark.parametrize("sampler", DIFFUSION)
 def test_every_sampler_makes_pictures_that_are_the_same_again(asked, tiny_model, sampler):

@@ -35,6 +35,7 @@ def read(run):
     return scalars, pictures
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_each_step_once_also_of_a_resumed_run(train, make, tmp_path):
     pytest.importorskip("tensorboard")
     made, run = make(), tmp_path / "run"

@@ -71,6 +71,7 @@ def far(one, other):
                for name, value in one.items())
 
 
+@pytest.mark.few("lokr")
 @pytest.mark.parametrize("settings", [
     {"lora": {"rank": 2, "kind": "loha"}}, {"lora": {"rank": 2, "kind": "lokr"}},
     {"lora": {"rank": 2, "targets": "kohya-conv"}}], ids=str)
@@ -85,7 +86,7 @@ def test_steps_are_those_on_the_merged_model(beside, setup_of, tiny_model, tmp_p
     assert far(wanted, gradients(setup_of(made, **SETTINGS | settings))[0]) > 0.1
 
 
-@pytest.mark.few("bf16", "nf4")
+@pytest.mark.few("nf4")
 @pytest.mark.parametrize("settings", [
     {}, {"precision": "bf16"}, {"quantization": "fp8"}, {"quantization": "nf4"}, {"quantization": "int8"},
     {"quantization": "fp8-w8a8"}], ids=str)

@@ -124,7 +124,7 @@ def check(path, family, spelling, targets, rows):
         assert torch.allclose(found[name], value, atol=1e-4), name
 
 
-@pytest.mark.few
+@pytest.mark.few("sdxl", "zimage")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_of_diffusers_layers(family, tmp_path):
     weights, _ = model_of(family)
