@@ -114,6 +114,7 @@ class Conditions:
     schedule: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's config; empty: that of published models
     guidance_embedding: float | None = None  # the setting of that name; None: the family's usual number
     references: Sequence[Tensor] = ()  # [B, C, h, w] each, in the form of the noisy latent; their sizes may differ
+    conditioner: Any = None  # the model of `Family.conditioner`; None: the family has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,15 @@ class References:
     append: Callable[[Mapping[str, Any], Sequence[Tensor]], Mapping[str, Any]]
     leading: bool = False  # whether `append` puts them before the noise instead
     own_blocks: bool = False  # whether the denoiser has blocks that run with references only
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditioner:
+    """A small model that makes a denoiser's text of rows, where rows are not that themselves. It is loaded with the
+    denoiser, and never trained."""
+
+    component: str
+    config_widths: Mapping[str, tuple[str, int]]  # as those of the denoiser
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +228,7 @@ class Family:
     schedule: Mapping[str, Any] | None = None
     # Keys of the denoiser's config that rows decide: the array whose last width each must equal, and times what.
     config_widths: Mapping[str, tuple[str, int]]
+    conditioner: Conditioner | None = None  # None: text rows are what the denoiser is given
     # Most pixels of a side, and of a picture that is not square, by the denoiser's config; None: any.
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None
     largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
@@ -241,6 +252,11 @@ class Family:
     def labels_of(self, prediction: str, configs: Configs) -> Labels:
         """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""
         return self.labels if isinstance(self.labels, Labels) else self.labels(prediction, configs)
+
+    @property
+    def trained_with(self) -> tuple[str, ...]:
+        """The components that a run loads, but for the VAE of sample pictures."""
+        return (self.denoiser, *(() if self.conditioner is None else (self.conditioner.component,)))
 
     @property
     def token_side(self) -> int:

@@ -29,7 +29,7 @@ from prep.models.components import numbered
 from prep.models.configs import pipeline_index
 from prep.models.families.registry import families_of_pipeline
 from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
-from prep.models.pipeline import PROCESSOR, tokenizer_files, weighted_files
+from prep.models.pipeline import APART, PROCESSOR, tokenizer_files, weighted_files
 from prep.models.weights import scales_in
 from prep.progress import Tick, uncounted
 
@@ -141,11 +141,11 @@ def vae_files(model: Model) -> ComponentFiles:
 def text_files(model: Model) -> TextFiles:
     """The files of the text encoders and tokenizers of `model`. Raises `ModelError`."""
     index = pipeline_index(model)
-    seeing = any(PROCESSOR in family.components for family in families_of_pipeline(index.get("_class_name")).values())
-    tokenizers = [name for name in numbered(index, "tokenizer") if name in index or not seeing]
+    families = families_of_pipeline(index.get("_class_name")).values()
+    apart = [name for name in APART if any(name in family.components for family in families)]
+    tokenizers = [name for name in numbered(index, "tokenizer") if name in index or PROCESSOR not in apart]
     return TextFiles(encoders={name: weighted_files(model, name) for name in numbered(index, "text_encoder")},
-                     tokenizers={name: tokenizer_files(model, name) for name in
-                                 [*tokenizers, *([PROCESSOR] if seeing else [])]})
+                     tokenizers={name: tokenizer_files(model, name) for name in [*tokenizers, *apart]})
 
 
 def vae_fingerprint(model: Model, file_digest: FileDigest = digest_file) -> str:

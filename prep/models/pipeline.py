@@ -58,6 +58,8 @@ _TOKENIZER_FILES = ("added_tokens.json", "chat_template.jinja", "chat_template.j
                     "special_tokens_map.json", "spiece.model", "tokenizer.json",
                     "tokenizer_config.json", "vocab.json")
 PROCESSOR = "processor"  # the component of a pipeline whose text encoder sees pictures, with a tokenizer inside
+# Components with a tokenizer of which no text encoder has the number. Anima has T5's without T5.
+APART = (PROCESSOR, "t5_tokenizer")
 _PREPARATION = "preprocessor_config.json"  # of pictures
 _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
@@ -203,11 +205,14 @@ def part_of(model: SingleFile, name: str) -> Mapping[str, str]:
     elif name.startswith("text_encoder"):
         part = encoder_part(contents, name, _encoders(model, index))
     else:
-        part = contents.parts.denoiser
+        part = contents.parts.conditioner if name in _CONDITIONERS else contents.parts.denoiser
     if not part and not has_weights(model / name):
         lacking = "" if model.config.parent == PUBLISHED else f", and neither has {model / name}"
         raise ModelError(f"{model} has no {name.replace('_', ' ')}{lacking}", hint=name_configs(model.path))
     return part
+
+
+_CONDITIONERS = {family.conditioner.component for family in FAMILIES.values() if family.conditioner is not None}
 
 
 def _encoders(model: SingleFile, index: Mapping[str, Any]) -> dict[str, Config]:

@@ -161,7 +161,7 @@ def edit_mended(pipeline: Any) -> None:
 EDIT_SIDE = 64
 
 
-def flux3_mended(pipeline: Any) -> None:
+def modular_mended(pipeline: Any) -> None:
     """Lets a modular pipeline be called as others are, with the scale of its guider."""
     from diffusers import ClassifierFreeGuidance
 
@@ -170,6 +170,8 @@ def flux3_mended(pipeline: Any) -> None:
     def call(self: Any, guidance_scale: float = 1.0, negative_prompt: str | None = None, **options: Any) -> Any:
         self.guider = ClassifierFreeGuidance(guidance_scale=guidance_scale)
         given = {} if negative_prompt is None else {"negative_prompt": negative_prompt}
+        if options.get("output_type") == "latent":  # which not all of them have
+            return kind.__call__(self, **options | given | {"output_type": "np"}, output="latents")
         return kind.__call__(self, **options, **given)
 
     pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": call})
@@ -248,7 +250,7 @@ CASES = [
       for options in ({}, {"distilled": True})),
     # One picture alone is not cropped, but filled up to whole tokens: this one has them.
     Case(family="flux3", build="flux3", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux2_patched,
-         normalized=by_batch_norm, mended=flux3_mended, sizes_shown=[(96, 64), (93, 70)]),
+         normalized=by_batch_norm, mended=modular_mended, sizes_shown=[(96, 64), (93, 70)]),
     Case(family="lumina2", build="lumina2", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
@@ -266,6 +268,8 @@ CASES = [
          packed=flux_packed, encode=of_video, normalized=by_channel, cut=krea2_without_padding),
     Case(family="ernie", build="ernie", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux2_patched,
          normalized=ernie_normalized),
+    Case(family="anima", build="anima", unguided=NO_CFG, guided=CFG, guidance=4.0, encode=of_video,
+         packed=lambda latent: latent[:, :, None], normalized=by_channel, mended=modular_mended),
 ]
 
 

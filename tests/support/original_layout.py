@@ -165,6 +165,27 @@ final_layer.image.adaLN_modulation.1 = ~ norm_out.linear
 """ + "".join(_FLUX3_BLOCK.replace("@", theirs).replace("%", ours) for theirs, ours in (
     ("content_mode_blocks.image", "mode_blocks.image"), ("content_mode_blocks.image_cond", "mode_blocks.image_cond"),
     ("txt_mode_blocks", "txt_mode_blocks"), ("single_blocks", "single_transformer_blocks")))
+ANIMA = """
+x_embedder.proj.1 = patch_embed.proj
+t_embedder.1.linear_1 = time_embed.t_embedder.linear_1
+t_embedder.1.linear_2 = time_embed.t_embedder.linear_2
+t_embedding_norm = time_embed.norm
+final_layer.linear = proj_out
+final_layer.adaln_modulation.1 = norm_out.linear_1
+final_layer.adaln_modulation.2 = norm_out.linear_2
+blocks.{}.mlp.layer1 = transformer_blocks.{}.ff.net.0.proj
+blocks.{}.mlp.layer2 = transformer_blocks.{}.ff.net.2
+""" + "".join(f"""
+blocks.{{}}.adaln_modulation_{name}.1 = transformer_blocks.{{}}.norm{number}.linear_1
+blocks.{{}}.adaln_modulation_{name}.2 = transformer_blocks.{{}}.norm{number}.linear_2
+""" for number, name in ((1, "self_attn"), (2, "cross_attn"), (3, "mlp"))) + "".join(f"""
+blocks.{{}}.{name}.q_proj = transformer_blocks.{{}}.attn{number}.to_q
+blocks.{{}}.{name}.k_proj = transformer_blocks.{{}}.attn{number}.to_k
+blocks.{{}}.{name}.v_proj = transformer_blocks.{{}}.attn{number}.to_v
+blocks.{{}}.{name}.output_proj = transformer_blocks.{{}}.attn{number}.to_out.0
+blocks.{{}}.{name}.q_norm = transformer_blocks.{{}}.attn{number}.norm_q
+blocks.{{}}.{name}.k_norm = transformer_blocks.{{}}.attn{number}.norm_k
+""" for number, name in ((1, "self_attn"), (2, "cross_attn")))
 _ZIMAGE_BLOCK = """
 @.{}.attention.qkv = @.{}.attention.to_q + @.{}.attention.to_k + @.{}.attention.to_v
 @.{}.attention.out = @.{}.attention.to_out.0

@@ -117,7 +117,7 @@ def setup(made: Path, model: Path | None = None, **settings: Any) -> Any:
 
 # Values of the denoiser's config that allow no side above 64 pixels, or no picture that is not square.
 SMALL = {"sd3": {"pos_embed_max_size": 4}, "auraflow": {"pos_embed_max_size": 16},
-         "lumina2": {"axes_lens": [300, 4, 4]}, "hidream": {"max_resolution": [4, 4]}}
+         "lumina2": {"axes_lens": [300, 4, 4]}, "hidream": {"max_resolution": [4, 4]}, "anima": {"max_size": [1, 4, 4]}}
 
 
 @few("sd15", "sd3", "lumina2")
@@ -384,7 +384,8 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe
         with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
             text = seen(case, made, caption, shown) if case.seen and shown else text_of(rows, caption)
             ours.family.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
-                               Conditions(text=text, sizes_B6=sizes, references=references))
+                               Conditions(text=text, sizes_B6=sizes, references=references,
+                                          conditioner=ours.conditioner))
         mine, usual = case.cut(said[0]), case.cut(asked[0])
         assert mine.keys() == usual.keys()
         for name in mine:
@@ -525,7 +526,7 @@ def test_samplers_of_other_schedules(case, made, shift, tmp_path):
     shutil.copytree(made.parent / "model", tmp_path / "model")
     reschedule(tmp_path / "model", **SHIFTS[shift])
     moved, prompt = tmp_path / made.name, cached(index)[0].prompt
-    if shift != "static" and case.family in ("sana", "auraflow", "ernie", "flux3"):
+    if shift != "static" and case.family in ("sana", "auraflow", "ernie", "flux3", "anima"):
         with pytest.raises(ValueError, match="mu"):  # no size is told to the usual scheduler, either
             from_prompt(scheduled(moved, case, FLOWS[0]), case, index, prompt, 3)
         return
@@ -623,7 +624,10 @@ def loss_by_hand(ours: Any, pipe: Any, model: Any, latent: torch.Tensor, batch: 
         pipe, [caption], options_for(ours), CPU)[0].items()}
     if ours.family.text.layout == "trimmed":
         fresh["attention_mask"] = torch.ones(1, next(iter(fresh.values())).shape[1], dtype=torch.uint8)
-    answer = ours.family.predict(model, noisy, time, Conditions(text=fresh, sizes_B6=batch.sizes_B6[number:number + 1]))
+    parts = ours.family.trained_with
+    answer = ours.family.predict(model, noisy, time, Conditions(
+        text=fresh, sizes_B6=batch.sizes_B6[number:number + 1],
+        conditioner=getattr(pipe, parts[1]) if parts[1:] else None))
     return functional.mse_loss(answer, target)
 
 
@@ -709,7 +713,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
         assert differ(answer(alone), answer(short)), "padding makes no difference: rows can be stored without it"
         return
     length = int(alone["attention_mask"].sum())
-    short = {name: array[:, :length] for name, array in alone.items()}
+    short = {name: array[:, :length] if name in (*tokens, "attention_mask") else array for name, array in alone.items()}
     padded = text_of(rows, *CAPTIONS[:2])  # a longer row beside it, so that its padding is not cut off
     padding = padded["attention_mask"] == 0
     assert padding[0, length:].all() and not padding[0, :length].any() and padding.shape[1] > length + 16

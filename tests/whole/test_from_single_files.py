@@ -35,7 +35,8 @@ from train.models.base import base_fingerprints
 # Their authors' names, if these are others than diffusers' and diffusers converts tiny widths.
 NAMES = {"sd3": original_layout.SD3, "flux2": original_layout.FLUX2, "zimage": original_layout.ZIMAGE,
          "auraflow": original_layout.AURAFLOW, "krea2": original_layout.KREA2,
-         "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3}
+         "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3,
+         "anima": original_layout.ANIMA}
 WHOLE = {"sd15": {}, "sd21": {}, "sdxl": {"second_width": 48}}  # families whose checkpoints have all parts
 STEM = "diffusion_pytorch_model.safetensors"
 BUILDS = sorted({case.build for case in CASES if not case.options})

@@ -84,8 +84,8 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
 
 def _bytes_of(model: Model, family: Family) -> BackgroundTotal:
     """What `base_fingerprints` and `_check_encoders` read."""
-    return BackgroundTotal(lambda: bytes_of([weighted_files(model, family.denoiser), vae_files(model),
-                                             *text_files(model).encoders.values()]))
+    return BackgroundTotal(lambda: bytes_of([*(weighted_files(model, name) for name in family.trained_with),
+                                             vae_files(model), *text_files(model).encoders.values()]))
 
 
 def _beside(request: RunRequest, config: Config, family: Family, weights: Shapes, naming: Naming, digest: FileDigest

@@ -187,13 +187,14 @@ def _recomputed_from_host(counted: Hollow, block: Any, *args: Any) -> Any:
 
 
 def weights_of(denoiser: Denoiser) -> Iterator[Tensor]:
-    """What a denoiser has on its device: parameters, buffers, levels of noise, and tables that its modules keep in
-    plain attributes."""
-    yield from denoiser.model.parameters()
-    yield from denoiser.model.buffers()
+    """What a denoiser has on its device, with its conditioner: parameters, buffers, levels of noise, and tables that
+    modules keep in plain attributes."""
     yield denoiser.levels
-    for module in denoiser.model.modules():
-        yield from tensors_in([value for value in vars(module).values() if isinstance(value, Tensor | list)])
+    for model in (denoiser.model, *(() if denoiser.conditioner is None else (denoiser.conditioner,))):
+        yield from model.parameters()
+        yield from model.buffers()
+        for module in model.modules():
+            yield from tensors_in([value for value in vars(module).values() if isinstance(value, Tensor | list)])
 
 
 def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:

@@ -1,4 +1,5 @@
-"""Fingerprints of a run's base model: the denoiser's weights and config, and the noise schedule's config."""
+"""Fingerprints of a run's base model: weights and config of the denoiser and of a conditioner, and the noise schedule's
+config."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from prep.models.pipeline import scheduler_config, weighted_files
 
 
 def base_fingerprints(model: Model, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
-    """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
-    parts = digest_weighted(weighted_files(model, family.denoiser), file_digest)
-    return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
+    """Fingerprints of `denoiser`, `scheduler`, and `conditioner` if there is one, in the pipeline directory `model`.
+    Raises `ModelError`."""
+    parts = {kind: digest_weighted(weighted_files(model, name), file_digest)
+             for kind, name in zip(("denoiser", "conditioner"), family.trained_with, strict=False)}
+    return {**{kind: digest_json({"kind": kind, "parts": part}) for kind, part in parts.items()},
             "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler_config(model))})}
 
 

@@ -24,6 +24,7 @@ from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
+from prep.models.text.pipeline import spoken
 from prep.progress import Progress, silent
 from prep.training.schema import Config, Precision, Quantization, WeightDtype
 from train.models import lora
@@ -52,6 +53,7 @@ class Denoiser:
     weights: Mapping[str, nn.Parameter]  # those that a file of weights holds: with full fine-tuning also frozen ones
     device: torch.device
     dtype: torch.dtype  # of the forward pass
+    conditioner: Any  # the model that makes its text of rows; None: the family has none
 
     @property
     def timesteps(self) -> int:
@@ -98,7 +100,8 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     place(denoiser, device)
     speed_up(denoiser, config, device)
     denoiser.train(adapt)
-    return with_noise(denoiser, model, facts, config, prediction, device, dtype)
+    conditioner = _conditioner(model, facts, dtype, device, progress)
+    return with_noise(denoiser, model, facts, config, prediction, device, dtype, conditioner)
 
 
 def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> Denoiser:
@@ -108,7 +111,7 @@ def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> De
     module_to_device(base.model, base.device)
     speed_up(base.model, config, base.device)  # the adapters, too
     base.model.train()
-    return with_noise(base.model, model, base.family, config, prediction, base.device, base.dtype)
+    return with_noise(base.model, model, base.family, config, prediction, base.device, base.dtype, base.conditioner)
 
 
 def _frozen(config: Config, dtype: torch.dtype, on: torch.device, device: torch.device) -> Form:
@@ -135,8 +138,30 @@ def _settled_there(device: torch.device, quantization: Quantization, name: str, 
 
 def source_of(model: Model, family: Family) -> tuple[Any, ComponentFiles]:
     """The class and the files of the denoiser below `model`. Raises `ModelError`."""
-    return (getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1]),
-            weighted_files(model, family.denoiser))
+    return files_of(model, family.denoiser)
+
+
+def files_of(model: Model, name: str) -> tuple[Any, ComponentFiles]:
+    """The class and the files of a component of diffusers below `model`. Raises `ModelError`."""
+    return getattr(diffusers, class_of(pipeline_index(model), name, model)[1]), weighted_files(model, name)
+
+
+def _conditioner(model: Model, family: Family, dtype: torch.dtype, device: torch.device, progress: Progress) -> Any:
+    """The model that makes the denoiser's text of rows, in `dtype` on `device`; `None`: the family has none. Raises
+    `ModelError`."""
+    if family.conditioner is None:
+        return None
+    name = family.conditioner.component
+    loaded = load_diffusers(*files_of(model, name), spoken(name), Form(dtype=dtype, device=device), progress)
+    return module_to_device(frozen(loaded, device), device)
+
+
+def frozen(conditioner: Any, device: torch.device) -> Any:
+    """`conditioner`, which from now on is not trained, and computes as in its pipeline: without autocast, which would
+    round the positions of tokens to bfloat16."""
+    conditioner.requires_grad_(False).eval()
+    conditioner.forward = torch.autocast(device.type, enabled=False)(conditioner.forward)
+    return conditioner
 
 
 def unfreeze(denoiser: nn.Module, config: Config) -> None:
@@ -147,7 +172,7 @@ def unfreeze(denoiser: nn.Module, config: Config) -> None:
 
 
 def with_noise(denoiser: nn.Module, model: Model, family: Family, config: Config, prediction: str, device: torch.device,
-               dtype: torch.dtype) -> Denoiser:
+               dtype: torch.dtype, conditioner: Any = None) -> Denoiser:
     """A denoiser whose trained parameters are those that require gradients, with the noise schedule below `model`.
     Raises `ModelError`."""
     levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
@@ -157,7 +182,7 @@ def with_noise(denoiser: nn.Module, model: Model, family: Family, config: Config
     whole = config.method == "full" and bool(trained)
     return Denoiser(model=denoiser, family=family, levels=to_device(levels, device), prediction=prediction,
                     zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
-                    guidance_embedding=config.guidance_embedding, parameters=trained,
+                    guidance_embedding=config.guidance_embedding, parameters=trained, conditioner=conditioner,
                     weights={name: value for name, value in named.items() if whole or lora.is_stored(name)})
 
 
@@ -170,7 +195,8 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, conditi
         return denoiser.family.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
                                       replace(conditions, text=text, schedule=denoiser.schedule, references=[
                                           reference_BChw.to(denoiser.dtype) for reference_BChw in conditions.references
-                                      ], guidance_embedding=denoiser.guidance_embedding))
+                                      ], guidance_embedding=denoiser.guidance_embedding,
+                                              conditioner=denoiser.conditioner))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from prep.training.schema import Config
 from train.models import lora
 from train.models.adapters.beside import attach_beside
 from train.models.adapters.frozen import FrozenAdapter
-from train.models.denoiser import DTYPES, Denoiser, source_of, unfreeze, with_noise
+from train.models.denoiser import DTYPES, Denoiser, files_of, frozen, source_of, unfreeze, with_noise
 from train.models.quantized import quantized
 
 
@@ -47,7 +47,20 @@ def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, 
         denoiser.enable_gradient_checkpointing(way)
     mode.enter(denoiser)
     denoiser.train()
-    return with_noise(denoiser, model, family, config, prediction, CPU, dtype)
+    conditioner = None if family.conditioner is None else _conditioner(model, family.conditioner.component, dtype)
+    if conditioner is not None:
+        mode.enter(conditioner)
+    return with_noise(denoiser, model, family, config, prediction, CPU, dtype, conditioner)
+
+
+def _conditioner(model: Model, name: str, dtype: torch.dtype) -> Any:
+    """The conditioner `name` as `train.models.denoiser.load` makes it, on the meta device."""
+    kind, files = files_of(model, name)
+    with META:
+        conditioner = build(kind, files.folder)
+    for value in conditioner.parameters():
+        value.data = value.data.to(dtype)
+    return frozen(conditioner, CPU)
 
 
 def _settle(denoiser: torch.nn.Module, config: Config, dtype: torch.dtype) -> None:

@@ -85,7 +85,8 @@ def _pipeline(denoiser: Denoiser, model: Model, sampler: str | None) -> Any:
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
         options |= {**rescaled(True), "timestep_spacing": "trailing"}
     scheduler = load_scheduler(getattr(diffusers, sampler or sampling.sampler), model, **options)
-    parts = {**sampling.parts, denoiser.family.denoiser: denoiser.model, "scheduler": scheduler}
+    models = (denoiser.model, denoiser.conditioner)
+    parts = {**sampling.parts, **dict(zip(denoiser.family.trained_with, models, strict=False)), "scheduler": scheduler}
     pipeline = assemble(model, denoiser.family, parts, sampling.pipeline)
     if sampling.vae is not None:
         pipeline.vae = sampling.vae(denoiser.model)

@@ -52,12 +52,12 @@ class Contents:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Patterns of the components whose weights another model has to have."""
-        parts = {"vae": self.parts.vae, "text_encoder*": self.parts.encoders}
+        parts = {"vae": self.parts.vae, "text_encoder*": self.parts.encoders, "*_conditioner": self.parts.conditioner}
         return tuple(name for name, part in parts.items() if not part)
 
     def unread(self) -> list[str]:
         """The tensors that are of no component, sorted."""
-        parts = (self.parts.denoiser, self.parts.vae, *self.parts.encoders.values())
+        parts = (self.parts.denoiser, self.parts.conditioner, self.parts.vae, *self.parts.encoders.values())
         known = self.scales.beside.union(*(part.values() for part in parts))
         return sorted(name for name in self.tensors.keys() - known if not is_harmless(name))
 
@@ -98,7 +98,10 @@ def _with_scales(parts: Parts, tensors: Mapping[str, StoredTensor], scales: Scal
         prefix = next((there[:-len(name)] if name else there for name, there in part.items()), "")
         return {**part, **{name.removeprefix(prefix): name for name in scales.beside if name.startswith(prefix)}}
 
-    return Parts(denoiser=whole(parts.denoiser) if parts.denoiser else {}, vae=whole(parts.vae) if parts.vae else {},
+    denoiser, conditioner, vae = (whole(part) if part else {}
+                                  for part in (parts.denoiser, parts.conditioner, parts.vae))
+    return Parts(denoiser={name: there for name, there in denoiser.items() if there not in conditioner.values()},
+                 conditioner=conditioner, vae=vae,
                  encoders={prefix: whole(part) for prefix, part in parts.encoders.items()})
 
 
@@ -164,6 +167,8 @@ _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
     ("auraflow", _has("register_tokens")),
     ("krea2", _has("txtfusion.")), ("krea2", _has("text_fusion.")),
     ("hidream", _has("double_stream_blocks.", "single_stream_blocks.")),
+    ("anima", _has("blocks.0.adaln_modulation_self_attn.", "t_embedding_norm.")),
+    ("anima", _has("transformer_blocks.0.norm1.linear_1.", "time_embed.t_embedder.")),
 )
 
 

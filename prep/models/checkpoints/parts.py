@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-DENOISER, VAE = ("model.diffusion_model.", "diffusion_model."), ("first_stage_model.", "vae.")
+# The last is that of Cosmos' authors, whom others follow.
+DENOISER, VAE = ("model.diffusion_model.", "diffusion_model.", "net."), ("first_stage_model.", "vae.")
+CONDITIONER = "llm_adapter."  # of Anima, after a prefix of the denoiser, whose text it makes
 # Text encoders: with the names of transformers, or those of OpenCLIP.
 OF_TRANSFORMERS = re.compile(r"cond_stage_model\.transformer\.|conditioner\.embedders\.\d+\.transformer\."
                              r"|text_encoders\.\w+\.transformer\.")
@@ -32,6 +34,9 @@ HARMLESS: Mapping[re.Pattern[str], str] = {
     re.compile(r"((model\.)?diffusion_model\.)?pos_embed$"): "of SANA, whose positions are computed; SD3 reads its own",
     re.compile(r"((model\.)?diffusion_model\.)?y_embedder\.y_embedding$"): "of SANA, for no caption: that is encoded",
     re.compile(r"(v_pred|ztsnr)$"): "a mark, which is compared with the scheduler's config",
+    # As the converter of diffusers removes them.
+    re.compile(r"(.*\.)?pos_embedder\.(seq|dim_spatial_range|dim_temporal_range)$"): "of Cosmos, made from the config",
+    re.compile(r"(.*\.)?(accum_\w+|_extra_state)$"): "of Cosmos, how it was trained",
     # Of the last of OpenCLIP-H's layers, as `SD_2_TEXT_ENCODER_KEYS_TO_IGNORE` of diffusers lists them: Stable
     # Diffusion 2 reads the last but one, and its config has one layer less.
     re.compile(r"cond_stage_model\.model\.(transformer\.resblocks\.23\..+|text_projection)$"): "not read by SD 2",
@@ -48,6 +53,7 @@ class Parts:
     """The names of a file's tensors by component, each without its prefix → as the file has it."""
 
     denoiser: Mapping[str, str]
+    conditioner: Mapping[str, str]
     vae: Mapping[str, str]
     encoders: Mapping[str, Mapping[str, str]]  # by prefix
 
@@ -68,5 +74,8 @@ def parts_of(names: Iterable[str]) -> Parts:
     if not (denoiser or vae or encoders):  # a file of one component, without a prefix
         only = {name: name for name in names}
         of_vae = all(name.startswith(_ONLY_VAE) for name in names)
-        return Parts(denoiser={} if of_vae else only, vae=only if of_vae else {}, encoders={})
-    return Parts(denoiser=denoiser, vae=vae, encoders=encoders)
+        denoiser, vae = ({}, only) if of_vae else (only, {})
+    conditioner = {name.removeprefix(CONDITIONER): there for name, there in denoiser.items()
+                   if name.startswith(CONDITIONER)}
+    denoiser = {name: there for name, there in denoiser.items() if not name.startswith(CONDITIONER)}
+    return Parts(denoiser=denoiser, conditioner=conditioner, vae=vae, encoders=encoders)

@@ -31,7 +31,7 @@ from prep.models.files import ComponentFiles, SingleFile
 from prep.models.fingerprint import text_files
 from prep.models.loading import quiet_libraries
 from prep.models.pipeline import (
-    PROCESSOR,
+    APART,
     infer_family,
     part_of,
     schedule_in_code,
@@ -96,7 +96,7 @@ def _copy_configs(model: SingleFile, family: Family, made: Path) -> list[str]:
     for component, value in index.items():
         if component in family.components and value not in (None, [None, None]):
             kept[component] = list(class_of(index, component, model))
-            if component.startswith("tokenizer") or component == PROCESSOR:
+            if component.startswith("tokenizer") or component in APART:
                 _write_small(made / component, tokenizer_files(model, component).small)
             else:
                 found.append(component)

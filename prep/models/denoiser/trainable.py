@@ -13,6 +13,7 @@ from typing import Any
 
 from prep.errors import ModelError
 from prep.geometry import Size
+from prep.models.configs import Configs
 from prep.models.denoiser.levels import check_levels
 from prep.models.family import Family, Shape
 from prep.models.files import Model, SingleFile
@@ -33,10 +34,11 @@ def missing_files(model: Model, family: Family) -> tuple[str, ...]:
     and for a noise schedule without usable levels.
     """
     missing = []
-    if isinstance(model, SingleFile) or has_weights(model / family.denoiser):
-        weighted_files(model, family.denoiser)
-    else:
-        missing.append(f"{family.denoiser}/diffusion_pytorch_model.safetensors")
+    for name in family.trained_with:
+        if isinstance(model, SingleFile) or has_weights(model / name):
+            weighted_files(model, name)
+        else:
+            missing.append(f"{name}/diffusion_pytorch_model.safetensors")
     if os.path.lexists(model / SCHEDULER) or schedule_in_code(model) is not None:
         check_schedule(model, flow="flow" in family.predictions)
     else:
@@ -45,14 +47,18 @@ def missing_files(model: Model, family: Family) -> tuple[str, ...]:
 
 
 def check_widths(model: Model, family: Family, config: Mapping[str, Any], text: Mapping[str, Shape], hint: str) -> None:
-    """Raises `ModelError` if the denoiser takes latents or text of other widths. `text`: shapes of the arrays of a text
-    row; those that are not there are not checked."""
-    shapes = {"latent": (family.latent_channels,), **text}
-    for name, (array, factor) in family.config_widths.items():
-        wanted = shapes[array][-1] * factor if array in shapes else None
-        if wanted is not None and config.get(name) != wanted:
-            raise ModelError(f"{model / family.denoiser} has {name} {config.get(name)!r}, but the cache's rows have "
-                             f"{wanted}", hint=hint)
+    """Raises `ModelError` if the denoiser, or the conditioner before it, takes latents or text of other widths.
+    `config`: the denoiser's. `text`: shapes of the arrays of a text row; those that are not there are not checked."""
+    shapes, widths = {"latent": (family.latent_channels,), **text}, [(family.denoiser, config, family.config_widths)]
+    if family.conditioner is not None and os.path.lexists(model / family.conditioner.component / "config.json"):
+        component = family.conditioner.component
+        widths.append((component, Configs(model)(component), family.conditioner.config_widths))
+    for component, found, by_name in widths:
+        for name, (array, factor) in by_name.items():
+            wanted = shapes[array][-1] * factor if array in shapes else None
+            if wanted is not None and found.get(name) != wanted:
+                raise ModelError(f"{model / component} has {name} {found.get(name)!r}, but the cache's rows have "
+                                 f"{wanted}", hint=hint)
 
 
 def check_sizes(model: Model, family: Family, config: Mapping[str, Any], buckets: Iterable[Size]) -> None:

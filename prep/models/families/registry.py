@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.families import (
+    anima,
     auraflow,
     chroma,
     cogview4,
@@ -55,6 +56,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     hidream.FAMILY,
     krea2.FAMILY,
     ernie.FAMILY,
+    anima.FAMILY,
 )}  # fmt: skip
 
 

@@ -30,7 +30,8 @@ from prep.models.pipeline import infer_family, open_single
 # published width alone.
 PUBLISHED = {"sd3": original_layout.SD3, "flux2": original_layout.FLUX2, "zimage": original_layout.ZIMAGE,
              "auraflow": original_layout.AURAFLOW, "krea2": original_layout.KREA2,
-             "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3}
+             "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3,
+             "anima": original_layout.ANIMA}
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 STEM = "diffusion_pytorch_model.safetensors"
 

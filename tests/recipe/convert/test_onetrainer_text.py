@@ -15,7 +15,7 @@ OF_FAMILIES = {
     "STABLE_DIFFUSION_15": "sd15", "STABLE_DIFFUSION_21": "sd21", "STABLE_DIFFUSION_XL_10_BASE": "sdxl",
     "STABLE_DIFFUSION_35": "sd3", "PIXART_SIGMA": "pixart_sigma", "FLUX_DEV_1": "flux", "FLUX_2": "flux2",
     "SANA": "sana", "HI_DREAM_FULL": "hidream", "CHROMA_1": "chroma", "QWEN": "qwenimage", "Z_IMAGE": "zimage",
-    "KREA_2": "krea2", "ERNIE": "ernie"}
+    "KREA_2": "krea2", "ERNIE": "ernie", "ANIMA": "anima"}
 
 
 def converted(folder, **values):

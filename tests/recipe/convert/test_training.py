@@ -476,6 +476,7 @@ OF_FAMILIES = {
     "sd3": {"network_module": "networks.lora_sd3", "clip_g": "g.safetensors"},
     "lumina2": {"network_module": "networks.lora_lumina", "gemma2": "gemma.safetensors"},
     "krea2": {"network_module": "networks.lora_krea2", "ae": "ae.safetensors"},
+    "anima": {"network_module": "networks.lora_anima", "anima_checkbox": True},
     "zimage": {"network_module": "networks.lora_zimage"}, "flux2": {"network_module": "networks.lora_flux_2"},
 }
 

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
 import numpy as np
 import torch
 import transformers
+from diffusers.models.transformers import transformer_cosmos as cosmos
 from PIL import Image
 
 from tiny_pipelines import tokenizers
@@ -59,7 +61,7 @@ def load_modular(folder: Path) -> Any:
     index = json.loads((folder / "modular_model_index.json").read_text(encoding="utf-8"))
     kind = getattr(_untyped, index["_class_name"])
     blocks = getattr(_untyped, index["_blocks_class_name"])()
-    blocks.sub_blocks.pop("prompt_upsampler")
+    blocks.sub_blocks.pop("prompt_upsampler", None)
     pipeline = kind(blocks=blocks, pretrained_model_name_or_path=str(folder))
     processors = {name: part[1] for name, part in index.items() if isinstance(part, list) and part[1] in
                   tokenizers.PROCESSORS}
@@ -69,6 +71,17 @@ def load_modular(folder: Path) -> Any:
         folder / name)) for name, processor in processors.items()})
     without_bars(pipeline)
     return pipeline
+
+
+def without_torchvision() -> None:
+    """Gives Cosmos' transformer what it calls of torchvision: resizing a mask by the nearest pixel."""
+    module: Any = cosmos
+    if not hasattr(module, "transforms"):
+        def resize(mask: Any, size: Any, interpolation: Any) -> Any:
+            return torch.nn.functional.interpolate(mask, size=tuple(size), mode="nearest-exact")
+
+        module.transforms = SimpleNamespace(functional=SimpleNamespace(resize=resize),
+                                            InterpolationMode=SimpleNamespace(NEAREST=None))
 
 
 def without_bars(pipeline: Any) -> None:
@@ -85,7 +98,8 @@ def text_only(pipeline: Any) -> Any:
     """A pipeline of the same class and parts, but without denoiser and VAE: what is loaded to encode captions."""
     if isinstance(pipeline, _untyped.ModularPipeline):
         alone = type(pipeline)(blocks=pipeline._blocks)
-        alone.update_components(text_encoder=pipeline.text_encoder, tokenizer=pipeline.tokenizer)
+        alone.update_components(**{name: part for name, part in pipeline.components.items()
+                                   if name in ("text_encoder", "tokenizer", "t5_tokenizer")})
         return alone
     taken = inspect.signature(type(pipeline).__init__).parameters
     parts = {name: None if name in ("unet", "transformer", "vae") else part
@@ -97,9 +111,12 @@ def text_only(pipeline: Any) -> Any:
 def encode_prompts(pipeline: Any, prompts: Sequence[str], **options: Any) -> Any:
     """What the pipeline's `encode_prompt` returns for `prompts`, with `options` for it; negative prompts are empty."""
     if isinstance(pipeline, _untyped.ModularPipeline):
-        encode = pipeline._blocks.sub_blocks["text_encoder"]._get_qwen3_vl_prompt_embeds
+        encode = pipeline._blocks.sub_blocks["text_encoder"]
         with torch.no_grad():
-            return [encode(pipeline.text_encoder, pipeline.tokenizer, prompt) for prompt in prompts]
+            if isinstance(pipeline, _untyped.AnimaModularPipeline):
+                return [list(encode.encode_prompt(pipeline, prompt, device="cpu").values()) for prompt in prompts]
+            return [encode._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt)
+                    for prompt in prompts]
     taken = inspect.signature(pipeline.encode_prompt).parameters
     usual = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True,
              "prompt_2": None, "prompt_3": None, "prompt_4": None}
@@ -117,7 +134,7 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         options = {"use_resolution_binning": False} | options  # or pictures would have the size of trained ones
     if "max_area" in inspect.signature(pipeline.__call__).parameters:
         options = {"max_area": side * side} | options  # or they would have that area
-    if hasattr(pipeline, "default_sample_size"):  # HiDream makes every picture as large as this, whatever is asked for
+    if type(pipeline) is diffusers.HiDreamImagePipeline:  # every picture is as large as this, whatever is asked for
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from tiny_pipelines.calls import known_warnings, without_bars
+from tiny_pipelines.calls import known_warnings, without_bars, without_torchvision
 from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, flux3, flux_kontext, ovis
 from tiny_pipelines.families.further import auraflow, cogview4, ernie, hidream, krea2
 from tiny_pipelines.families.single_encoder import (
+    anima,
     lumina2,
     pixart_alpha,
     pixart_sigma,
@@ -28,11 +29,11 @@ FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
     for family in (sd15, sd21, sdxl, sd3, flux, flux_kontext, flux2, flux2_klein, flux3, qwenimage,
                    qwenimage_edit, qwenimage21, zimage, chroma, pixart_alpha, pixart_sigma, sana, lumina2, auraflow,
-                   cogview4, ovis, krea2, ernie, hidream)
+                   cogview4, ovis, krea2, ernie, hidream, anima)
 }
 SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
 
-MODULAR = frozenset({"flux3"})  # those that are published with modular_model_index.json
+MODULAR = frozenset({"flux3", "anima"})  # those that are published with modular_model_index.json
 
 DEVIATION = 0.05  # of the weights that would be zeros
 
@@ -42,6 +43,7 @@ def build(family: str, seed: int = 0, **options: Any) -> Any:
 
     The seed decides all weights. Does not change the caller's random state. Raises `KeyError` for an unknown family.
     """
+    without_torchvision()
     with torch.random.fork_rng(devices=[]), known_warnings():
         torch.manual_seed(seed)
         pipeline = FAMILIES[family](**options)

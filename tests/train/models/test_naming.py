@@ -25,7 +25,8 @@ from train.models import lora
 from train.models.naming import Naming, naming_of
 
 WITH_NAMES = ("flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
-OTHERS = ("sd3", "lumina2", "auraflow", "krea2", "hidream", "ernie")  # which diffusers does not read: by other tests
+# Which diffusers does not read: by other tests.
+OTHERS = ("sd3", "lumina2", "auraflow", "krea2", "hidream", "ernie", "anima")
 # diffusers' loader knows the rows of these blocks' fused layer at the published width only.
 FIXED = {"flux": "single_transformer_blocks.0.attn", "chroma": "single_transformer_blocks.0.attn"}
 

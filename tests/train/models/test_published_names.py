@@ -20,7 +20,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 from diffusers.loaders import single_file_utils
-from original_layout import AURAFLOW, KREA2, LUMINA2, SD3, published
+from original_layout import ANIMA, AURAFLOW, KREA2, LUMINA2, SD3, published
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
@@ -52,6 +52,7 @@ CASES = (
     Case(family="krea2", converter="convert_krea2_transformer_checkpoint_to_diffusers", lines=KREA2),
     Case(family="hidream", converter="convert_hidream_transformer_to_diffusers"),
     Case(family="ernie", converter="convert_ernie_image_transformer_checkpoint_to_diffusers"),
+    Case(family="anima", converter="convert_cosmos_transformer_checkpoint_to_diffusers", lines=ANIMA),
 )
 
 
@@ -128,15 +129,17 @@ def test_a_file_on_published_weights_draws_what_the_adapter_draws(case, tmp_path
 
 
 BLOCKS = {"sd3": ("joint_blocks.",), "lumina2": ("layers.", "noise_refiner.", "context_refiner.", "final_layer."),
-          "krea2": ("",)}
+          "krea2": ("",), "anima": ("blocks.",)}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.family in BLOCKS], ids=str)
 def test_kohya_s_preset_adapts_what_its_trainers_adapt(case):
-    """Every linear layer in sd-scripts' SingleDiTBlock; JointTransformerBlock and FinalLayer; musubi-tuner's model."""
+    """Every linear layer in sd-scripts' SingleDiTBlock; JointTransformerBlock and FinalLayer; musubi-tuner's model; of
+    Anima's Block, without what sd-scripts excludes unless it is told otherwise."""
     model = tiny_pipelines.build(case.family, **case.options).transformer
     linear = {name for name, value in published(dict(model.state_dict()), case.lines).items()
-              if name.endswith(".weight") and value.ndim == 2 and name.startswith(BLOCKS[case.family])}
+              if name.endswith(".weight") and value.ndim == 2 and name.startswith(BLOCKS[case.family])
+              and "adaln_modulation_" not in name}
     settings = Lora(rank=1, targets="kohya", format="kohya")
     tensors = lora.pack(adapted(model, case.family, settings), settings, naming_of(FAMILIES[case.family]))
     assert {name.partition(".")[0] for name in tensors} == {

@@ -13,7 +13,8 @@ _RANK, _ALPHA = 4, 1.0  # the defaults of sd-scripts
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
 _LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 # Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
-_OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
+_OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2",
+             "networks.lora_anima")
 _PRODUCTS: Mapping[str, str] = {"networks.loha": "loha", "networks.lokr": "lokr"}
 _ADAPTED = (None, "networks.lora", *_OF_FLOWS, *_PRODUCTS)
 _CONVOLVED = ("Kohya LoCon", *(kind for kind, module in MODULES.items() if module in _PRODUCTS))

@@ -14,7 +14,7 @@ _FAMILIES: Mapping[str, str] = {
     "STABLE_DIFFUSION_2": "sd21", "PIXART_ALPHA": "pixart_alpha", "PIXART_SIGMA": "pixart_sigma",
     "FLUX_DEV": "flux", "FLUX_FILL": "flux", "FLUX_2": "flux2",
     "SANA": "sana", "HI_DREAM": "hidream", "CHROMA": "chroma", "QWEN": "qwenimage", "Z_IMAGE": "zimage",
-    "KREA_2": "krea2", "ERNIE": "ernie"}
+    "KREA_2": "krea2", "ERNIE": "ernie", "ANIMA": "anima"}
 # Multiples of what the sides of its buckets are, in pixels; of other models, of 64.
 _STEPS: Mapping[str, int] = {"STABLE_DIFFUSION_XL": 64, "STABLE_DIFFUSION_3": 64, "STABLE_DIFFUSION": 8, "PIXART": 16,
                              "SANA": 32, "WUERSTCHEN": 128, "STABLE_CASCADE": 128}

@@ -1,4 +1,4 @@
-"""PixArt, SANA, Lumina 2, Qwen-Image and Z-Image: transformers with one text encoder each."""
+"""PixArt, SANA, Lumina 2, Qwen-Image, Z-Image and Anima: transformers with one text encoder each."""
 
 from __future__ import annotations
 
@@ -115,3 +115,19 @@ def zimage() -> Any:
             axes_dims=[4, 4, 8], axes_lens=[1024, 64, 64],
         ),
     )
+
+
+def anima() -> Any:
+    """Anima: Qwen3 and the numbers of T5's tokens, of which a model of its own makes the transformer's text."""
+    tokenizer, t5_tokenizer = tokenizers.qwen3(), tokenizers.t5()
+    pipeline = _untyped.AnimaModularPipeline(blocks=_untyped.AnimaAutoBlocks())
+    pipeline.update_components(
+        scheduler=schedulers.flow(3.0), vae=vaes.qwen_image(), text_encoder=text_encoders.qwen3(tokenizer),
+        tokenizer=tokenizer, t5_tokenizer=t5_tokenizer,
+        text_conditioner=_untyped.AnimaTextConditioner(
+            source_dim=WIDTH, target_dim=24, model_dim=16, num_layers=2, num_attention_heads=2,
+            target_vocab_size=len(t5_tokenizer)),
+        transformer=_untyped.CosmosTransformer3DModel(
+            num_attention_heads=2, attention_head_dim=16, num_layers=2, mlp_ratio=2.0, text_embed_dim=24,
+            adaln_lora_dim=8, rope_scale=(1.0, 4.0, 4.0), extra_pos_embed_type=None))
+    return pipeline
