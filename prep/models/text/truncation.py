@@ -23,6 +23,7 @@ from prep.models.configs import pipeline_index
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import text_files
+from prep.models.pipeline import APART, PROCESSOR
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
 from prep.models.text.tokenizer import without_panics
@@ -32,7 +33,8 @@ BATCH = 1024  # captions counted at once
 # encoder reads.
 _PROBES = ("vwxyz", " A É  b ", "a " * 5000)
 _CHANGES: tuple[Callable[[str], str], ...] = (str, str.strip, str.lower, lambda text: text.lower().strip())
-_KIND = re.compile(r"(Text|Encoder|Model|For[A-Z]).*")  # of an encoder's class: CLIPTextModel, T5EncoderModel
+# Of an encoder's class, or of a tokenizer's without one: CLIPTextModel, T5EncoderModel, T5TokenizerFast.
+_KIND = re.compile(r"(Text|Encoder|Model|Tokenizer|For[A-Z]).*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +78,10 @@ class TruncationFinder:
         tokenizers = tokenizers_of(model, family, files)
         pipeline = text_pipeline(model, family, files, tokenizers)
         self._model = model
+        named = {name: tokenizer_name(name) for name in files.encoders if tokenizer_name(name) in tokenizers}
+        named |= {name: name for name in APART if name in tokenizers and name != PROCESSOR}  # without an encoder
         with ExitStack() as stack, torch.inference_mode(), without_panics(model):
-            seen = {name: stack.enter_context(_watched(tokenizers[tokenizer_name(name)])) for name in files.encoders
-                    if tokenizer_name(name) in tokenizers}
+            seen = {name: stack.enter_context(_watched(tokenizers[there])) for name, there in named.items()}
             try:
                 rows = family.text.encode(pipeline, list(_PROBES), options, torch.device("cpu"))
             except ModelError:
@@ -88,7 +91,7 @@ class TruncationFinder:
                                  hint=FETCH_AGAIN) from None
         # A tokenizer whose texts are never cut is not among the readers.
         kinds = {name: _KIND.sub("", class_of(index, name, model)[1]) for name in seen}
-        self._readers = [_reader(kinds[name], tokenizers[tokenizer_name(name)], calls)
+        self._readers = [_reader(kinds[name], tokenizers[named[name]], calls)
                          for name, calls in seen.items() if len(calls) >= len(_PROBES)]
         if family.text.layout == "trimmed" and len(self._readers) == 1:
             short, _, longest = (row_length(family, row) for row in rows)

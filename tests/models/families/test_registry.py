@@ -85,7 +85,7 @@ def test_a_directory_without_a_unet_is_told(tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_guides_by_a_number_of_its_denoiser_or_by_a_negative_prompt(name):
     """What `train check` estimates of sample pictures counts on it: a negative prompt takes a second pass."""
-    family, sizes = FAMILIES[name], {"token": 4, "channel": 8, "layer": 1}
+    family, sizes = FAMILIES[name], {"token": 4, "channel": 8, "layer": 1, "t5_token": 4, "digit": 2}
     text = {array: torch.zeros(1, *map(sizes.__getitem__, dims)) for array, dims in family.text.arrays.items()}
     text["attention_mask"] = torch.ones(1, 4, dtype=torch.uint8)
     prompted = Prompted(positive=text, negative=text, latent_1Chw=torch.zeros(1, family.latent_channels, 4, 4),

@@ -27,7 +27,7 @@ from prep.models.pipeline import infer_family, weighted_files
 from prep.models.text.pipeline import load_encoder
 from prep.models.vae import load_vae
 from prep.models.weights import read_shapes
-from train.models.denoiser import source_of
+from train.models.denoiser import files_of
 
 
 @pytest.fixture(scope="module", params=tiny_pipelines.FAMILIES)
@@ -46,8 +46,8 @@ def load(model: Path, name: str) -> dict[str, torch.Tensor]:
     with tiny_pipelines.known_warnings():
         if name == "vae":
             return load_vae(model, torch.float32).state_dict()
-        if name == family.denoiser:
-            return load_diffusers(*source_of(model, family), "denoiser", Form(dtype=torch.float32)).state_dict()
+        if name in family.trained_with:
+            return load_diffusers(*files_of(model, name), "denoiser", Form(dtype=torch.float32)).state_dict()
         return load_encoder(model, family, name, text_files(model), torch.float32).state_dict()
 
 
