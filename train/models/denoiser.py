@@ -79,8 +79,7 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     Raises `ModelError`, and `ConfigError` if there are no blocks to offload.
     """
     quiet()
-    dtype = compute_dtype(precision_of(config), device)
-    facts = FAMILIES[family or infer_family(model)]
+    dtype, facts = compute_dtype(precision_of(config), device), FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
     on = torch.device("cpu") if offload else weights_on or device
     form = Form(dtype=DTYPES[config.full.dtype], device=on) if whole else _frozen(config, dtype, on, device)
@@ -100,8 +99,8 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     place(denoiser, device)
     speed_up(denoiser, config, device)
     denoiser.train(adapt)
-    conditioner = _conditioner(model, facts, dtype, device, progress)
-    return with_noise(denoiser, model, facts, config, prediction, device, dtype, conditioner)
+    return with_noise(denoiser, model, facts, config, prediction, device, dtype,
+                      _conditioner(model, facts, dtype, device, progress))
 
 
 def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> Denoiser:

@@ -14,8 +14,8 @@ B samples, L tokens of Qwen3, K tokens of T5, D channels, C latent channels, h w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,9 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     Of an empty caption Qwen3 has no token, and the pipeline masks a row of zeros. Attention to that row alone is zero,
     too, so it is stored like the row of a token.
     """
-    from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
-
-    encode_prompt: Any = AnimaTextEncoderStep.encode_prompt
-    found = encode_prompt(pipeline, list(captions), prepare_unconditional_embeds=False,
-                          max_sequence_length=options.max_length, device=device)
+    found = pipeline.blocks.sub_blocks["text_encoder"].encode_prompt(
+        pipeline, list(captions), prepare_unconditional_embeds=False, max_sequence_length=options.max_length,
+        device=device)
     rows = zip(found["qwen_prompt_embeds"], found["qwen_attention_mask"].bool(), found["t5_input_ids"],
                found["t5_attention_mask"].bool(), strict=True)
     return [{"hidden": hidden_LD[mask_L] if mask_L.any() else hidden_LD[:1],
@@ -95,7 +93,7 @@ FACTOR, PATCH = 8, 2
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity. It takes sigma as it is, and a mask of pixels that are padding: here none is."""
-    provide_resize()
+    provide_resize(transformer)
     height, width = (side * FACTOR for side in noised_BChw.shape[-2:])
     answer: Tensor = transformer(
         hidden_states=noised_BChw[:, :, None], timestep=sigma_B,
@@ -113,19 +111,19 @@ def conditioned(conditioner: Any, text: TextArrays) -> Tensor:
     return found
 
 
-def provide_resize() -> None:
-    """Gives the transformer's module the function of torchvision that it brings the mask of padding to the size of a
-    latent with, unless torchvision is installed: all it takes of that library, and the mask has only zeros."""
-    module: Any = import_module("diffusers.models.transformers.transformer_cosmos")
+def provide_resize(transformer: Any) -> None:
+    """Gives the module of the transformer's class what it takes of torchvision, unless that is installed: the function
+    that brings the mask of padding, which has only zeros, to the size of a latent."""
+    kind = next(kind for kind in type(transformer).__mro__ if kind.__name__ == "CosmosTransformer3DModel")
+    module: Any = sys.modules[kind.__module__]
     if not hasattr(module, "transforms"):
         module.transforms = SimpleNamespace(functional=SimpleNamespace(resize=_resized),
-                                            InterpolationMode=SimpleNamespace(NEAREST="nearest"))
+                                            InterpolationMode=SimpleNamespace(NEAREST=None))
 
 
-def _resized(mask_11HW: Tensor, size: Sequence[int], interpolation: str) -> Tensor:
-    from torch.nn.functional import interpolate
-
-    return interpolate(mask_11HW, size=tuple(size), mode=interpolation)
+def _resized(mask_11HW: Tensor, size: Sequence[int], interpolation: None) -> Tensor:
+    """A mask of zeros of another size."""
+    return mask_11HW.new_zeros((*mask_11HW.shape[:2], *size))
 
 
 def longest_side(config: Mapping[str, Any]) -> int | None:
@@ -143,7 +141,7 @@ def longest_side(config: Mapping[str, Any]) -> int | None:
 
 def prepare(pipeline: Any, prompted: Prompted) -> None:
     """Sets the guidance scale."""
-    provide_resize()
+    provide_resize(pipeline.transformer)
     flux3.prepare(pipeline, prompted)
 
 
