@@ -52,6 +52,8 @@ def test_one_family_in_detail(prep):
     assert "--max-length takes 1 to 120" in told and "--step takes any multiple of 16" in told
     told = " ".join(told.split())
     assert "rows are trimmed" in told and "--clip-skip no" in told and "--text-quantization yes" in told
+    told = [" ".join(line.split()) for line in prep("models", "anima").out.splitlines()]
+    assert told[2:4] == ["trained part transformer", "frozen part text_conditioner, makes its text of rows"]
 
 
 @pytest.mark.parametrize(("name", "wanted"), [

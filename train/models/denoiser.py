@@ -100,7 +100,7 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     speed_up(denoiser, config, device)
     denoiser.train(adapt)
     return with_noise(denoiser, model, facts, config, prediction, device, dtype,
-                      _conditioner(model, facts, dtype, device, progress))
+                      _conditioner(model, facts, dtype, device))
 
 
 def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> Denoiser:
@@ -145,13 +145,13 @@ def files_of(model: Model, name: str) -> tuple[Any, ComponentFiles]:
     return getattr(diffusers, class_of(pipeline_index(model), name, model)[1]), weighted_files(model, name)
 
 
-def _conditioner(model: Model, family: Family, dtype: torch.dtype, device: torch.device, progress: Progress) -> Any:
+def _conditioner(model: Model, family: Family, dtype: torch.dtype, device: torch.device) -> Any:
     """The model that makes the denoiser's text of rows, in `dtype` on `device`; `None`: the family has none. Raises
     `ModelError`."""
     if family.conditioner is None:
         return None
     name = family.conditioner.component
-    loaded = load_diffusers(*files_of(model, name), spoken(name), Form(dtype=dtype, device=device), progress)
+    loaded = load_diffusers(*files_of(model, name), spoken(name), Form(dtype=dtype, device=device))
     return module_to_device(frozen(loaded, device), device)
 
 

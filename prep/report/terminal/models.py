@@ -25,6 +25,7 @@ def describe(family: Family) -> dict[str, Any]:
         "models": list(family.models),
         "pipelines": list(family.pipelines),
         "denoiser": family.denoiser,
+        **({} if family.conditioner is None else {"conditioner": family.conditioner.component}),
         "latent": {"channels": family.latent_channels, "pixels_per_cell": family.factor},
         "step": family.step,
         "smallest_step": family.factor * family.patch,
@@ -73,6 +74,7 @@ def family_text(family: Mapping[str, Any]) -> str:
         ("models", ", ".join(family["models"])),
         ("pipeline", ", ".join(family["pipelines"])),
         ("trained part", family["denoiser"]),
+        *([("frozen part", f"{family['conditioner']}, makes its text of rows")] if "conditioner" in family else []),
         ("latent", f"{family['latent']['channels']} channels, {family['latent']['pixels_per_cell']} x "
                    f"{family['latent']['pixels_per_cell']} pixels per cell"),
         ("step", f"{family['step']} pixels; --step takes any multiple of {family['smallest_step']}"),
