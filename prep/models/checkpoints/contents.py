@@ -52,7 +52,8 @@ class Contents:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Patterns of the components whose weights another model has to have."""
-        parts = {"vae": self.parts.vae, "text_encoder*": self.parts.encoders, "*_conditioner": self.parts.conditioner}
+        parts = {"vae": self.parts.vae, "text_encoder*": self.parts.encoders,
+                 **({"text_conditioner": self.parts.conditioner} if self.family in CONDITIONED else {})}
         return tuple(name for name, part in parts.items() if not part)
 
     def unread(self) -> list[str]:
@@ -172,6 +173,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
 )
 
 
+CONDITIONED = ("anima",)  # families with a model before the denoiser, of which a file may have both
 # Families whose denoisers have the names of another's.
 NAMED_AS: Mapping[str, str] = {"flux2_klein": "flux2", "flux_kontext": "flux", "qwenimage_edit": "qwenimage"}
 
