@@ -168,6 +168,7 @@ class Conditioner:
 
     component: str
     config_widths: Mapping[str, tuple[str, int]]  # as those of the denoiser
+    joint: tuple[str, str]  # the key of its config, and that of the denoiser's, that must have one width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,11 @@ def check_widths(model: Model, family: Family, config: Mapping[str, Any], text: 
     shapes, widths = {"latent": (family.latent_channels,), **text}, [(family.denoiser, config, family.config_widths)]
     if family.conditioner is not None and os.path.lexists(model / family.conditioner.component / "config.json"):
         component = family.conditioner.component
-        widths.append((component, Configs(model)(component), family.conditioner.config_widths))
+        own, (made, taken) = Configs(model)(component), family.conditioner.joint
+        widths.append((component, own, family.conditioner.config_widths))
+        if own.get(made) != config.get(taken):
+            raise ModelError(f"{model / component} has {made} {own.get(made)!r}, but {family.denoiser} has {taken} "
+                             f"{config.get(taken)!r}", hint=hint)
     for component, found, by_name in widths:
         for name, (array, factor) in by_name.items():
             wanted = shapes[array][-1] * factor if array in shapes else None

@@ -223,10 +223,16 @@ def test_the_conditioner_is_a_part_of_a_run_s_base(model, tmp_path):
 def test_a_conditioner_for_other_rows_is_refused(model, tmp_path):
     copy, text = shutil.copytree(model, tmp_path / "model"), {"hidden": (512, 32)}
     check_widths(copy, FAMILY, Configs(copy)("transformer"), text, "")
-    change_json(copy / "text_conditioner" / "config.json", source_dim=48)
-    with pytest.raises(ModelError) as caught:
-        check_widths(copy, FAMILY, Configs(copy)("transformer"), text, "")
-    assert caught.value.message == (f"{copy / 'text_conditioner'} has source_dim 48, but the cache's rows have 32")
+    config = copy / "text_conditioner" / "config.json"
+    wanted = Configs(copy)("transformer")["text_embed_dim"]
+    for changed, said in (({"source_dim": 48}, "source_dim 48, but the cache's rows have 32"),
+                          ({"target_dim": 48}, f"target_dim 48, but transformer has text_embed_dim {wanted}")):
+        kept = config.read_bytes()
+        change_json(config, **changed)
+        with pytest.raises(ModelError) as caught:
+            check_widths(copy, FAMILY, Configs(copy)("transformer"), text, "")
+        assert caught.value.message == f"{copy / 'text_conditioner'} has {said}"
+        config.write_bytes(kept)
 
 
 # ---- single files ----------------------------------------------------------------------------------------------------
