@@ -121,8 +121,11 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     # masks
     "mask-size-mismatch": ("error", "mask and picture differ in shape", "make the mask again"),
     "mask-resized": ("info", "mask and picture differ in size, not in shape", "nothing"),
-    "mask-empty": ("warning", "mask is entirely black: nothing trains", "paint it, or remove the picture"),
-    "mask-full": ("info", "mask is entirely white", "nothing; it has no effect"),
+    "missing-mask": ("error", "a picture without a mask, which its model is to paint into", "make one: prep mask, or "
+                     "prep view --edit"),
+    "mask-empty": ("warning", "mask is entirely black: nothing trains, or is painted",
+                   "paint it, or remove the picture"),
+    "mask-full": ("info", "mask is entirely white", "nothing; it has no effect, or all is painted"),
     "mask-inverted": ("warning", "mask is white around a black middle", "invert it, unless intended"),
     "mask-not-gray": ("warning", "mask has colors or transparency", "save it as gray"),
     "second-mask": ("warning", "a second mask of a picture, not used", "keep one of the two"),

@@ -9,7 +9,11 @@ share; the manifest stores it, so that an edited caption can be keyed without th
     imported latent
              picture digest, digest of the file that had it, placement;
              context: origin, fingerprint of the VAE that it is said to be of, dtype
-    mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
+    masked latent
+             of a picture with a hole: what the latent's key has, and that of its mask: mask file's digest (or the
+             picture's), and the mask's context
+    mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor, and for families
+             that inpaint what the mask has of each cell
     text     the final caption string, and the reference pictures that the text encoder sees with it, in order: digest,
              placement and color as of a latent; context: text fingerprint, max length, layout, dtypes, and what else
              the family's pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the
@@ -63,6 +67,22 @@ class ImportedLatentKeys:
         """The key of the latent of the picture with digest `picture`, in the file with digest `file`."""
         first, second, third, last = self._parts
         return digest_spelled(f"{first}{string(file)}{second}{string(picture)}{third}{_spell(placement)}{last}")
+
+
+class MaskedLatentKeys:
+    """The keys of latents of pictures with a hole where their masks are white, which share the contexts of latents and
+    of masks."""
+
+    def __init__(self, context: Context, mask: Context) -> None:
+        self._parts = json_template({"kind": "masked latent", "alpha": HOLE, "context": context, "mask": mask,
+                                     "origin": HOLE, "picture": HOLE, "placement": HOLE})
+
+    def key(self, picture: str, origin: str, placement: Placement, alpha: RGB | None) -> str:
+        """The key of such a latent: as `LatentKeys.key`, with `origin` as in `MaskKeys.key`."""
+        color = "null" if alpha is None else integers(alpha)
+        first, second, third, fourth, last = self._parts
+        return digest_spelled(f"{first}{color}{second}{string(origin)}{third}{string(picture)}{fourth}"
+                              f"{_spell(placement)}{last}")
 
 
 class MaskKeys:
@@ -173,10 +193,12 @@ def imported_context(*, origin: str, vae: str, stored: str) -> dict[str, Any]:
     return {"meaning": IMPORTED_MEANING, "origin": origin, "vae": vae, "posterior": "sample", "stored": stored}
 
 
-def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:
-    """What all masks of a run share: image policy, origin (`file` or `alpha`), latent factor."""
+def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int, cell: str = "") -> dict[str, Any]:
+    """What all masks of a run share: image policy, origin (`file` or `alpha`), latent factor; `cell`: what they have of
+    each latent cell, if that is not the policy's."""
     policy = {name: value for name, value in image.items() if name not in ("colour", "resize")}
-    return {"meaning": MASK_MEANING, "image": policy, "origin": origin, "factor": factor}
+    return {"meaning": MASK_MEANING, "image": {**policy, **({"mask_cell": cell} if cell else {})}, "origin": origin,
+            "factor": factor}
 
 
 def text_context(*, text: str, max_length: int, layout: str, compute: str, stored: str,

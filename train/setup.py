@@ -94,7 +94,7 @@ class Setup:
     index: Index
     plan: StepPlan  # uses the micro-batch of the run's first start; config.micro_batch may split it further
     steps: int  # in total
-    masked: bool  # whether masks are used
+    masked: bool  # whether the loss uses masks
     model: CheckedModel
     prediction: str
     family: Family  # of the manifest
@@ -107,6 +107,11 @@ class Setup:
     def identity(self) -> DataIdentity:
         """The part of the data that decides the steps. Raises `CacheError`."""
         return identify(self.index, masked=self.masked, prediction=self.prediction)
+
+    @property
+    def reads_masks(self) -> bool:
+        """Whether steps read masks: for the loss, or for a model that is told by them what to paint."""
+        return self.masked or self.index.inpaints
 
     @property
     def dropout(self) -> Dropout:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from prep.buckets.assign import Assignments, assign_buckets, below_least_side
+from prep.buckets.assign import Assignment, Assignments, assign_buckets, below_least_side
 from prep.buckets.references import ReferenceRules
 from prep.buckets.sizes import STEP, Rules, buckets_of
 from prep.buckets.views import Framing, views_of
@@ -22,6 +22,7 @@ from prep.models.named import is_local
 from prep.models.pipeline import infer_family
 from prep.parse import parse_size
 from prep.recipe.schema import ModelOptions, Recipe
+from prep.sources.item import Item
 
 
 def with_views(result: Assignments, items: Sequence[KnownItem], framing: Framing) -> Assignments:
@@ -34,12 +35,60 @@ def with_views(result: Assignments, items: Sequence[KnownItem], framing: Framing
         for assignment, item in pictures))
 
 
-def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
-    """Bucket and views of each surveyed item, in the survey's order."""
+def buckets_for(recipe: Recipe, surveyed: Ingested, *, unmasked: bool = False) -> Assignments:
+    """Bucket and views of each surveyed item, in the survey's order; `unmasked`: also of pictures without a mask that
+    the family needs, so that they can be given one. Raises `ConfigError` for references or masks that do not suit the
+    family."""
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
     result = assign_buckets(((item.item.label, item.size) for item in surveyed.items), *rules_of(recipe))
-    return _with_references(with_views(result, surveyed.items, framing), recipe, surveyed.items)
+    result = _with_references(with_views(result, surveyed.items, framing), recipe, surveyed.items)
+    return result if unmasked else _with_holes(result, recipe, surveyed.items)
+
+
+def require_masks(recipe: Recipe, family: Family | None) -> None:
+    """Raises `ConfigError` if a source is used without masks and the family needs them; "auto" may find some."""
+    if family is None or family.inpainting is None:
+        return
+    for number, source in enumerate(recipe.sources):
+        if recipe.mask_of(number) == "none":
+            raise ConfigError(f"{source.path} is used without masks, but family '{family.name}' learns to paint where "
+                              "masks are white", hint="a mask is NAME-masklabel.png beside its picture, or in the "
+                              "directory of --mask; prep mask makes some")
+
+
+def mask_lacking(recipe: Recipe, item: Item, *, has_alpha: bool) -> Finding | None:
+    """The finding on a picture that has no mask, for a family that needs one."""
+    if recipe.mask_origin == "alpha":
+        lacks = "" if has_alpha else "has no transparency, which is to say what is painted"
+    else:
+        lacks = "has no mask, which is to say what is painted" if item.mask is None else ""
+    return Finding(path=item.label, code="missing-mask", severity="error", detail=lacks) if lacks else None
+
+
+def _with_holes(result: Assignments, recipe: Recipe, items: Sequence[KnownItem]) -> Assignments:
+    """`result`, where the family inpaints: each picture with itself, placed alike, as its reference, of which the mask
+    hides a part; and a finding in place of each picture without a mask."""
+    family = family_of(recipe.model)
+    if family is None or family.inpainting is None:
+        return result
+    require_masks(recipe, family)
+    bad: dict[str, Finding] = {}
+    masked = []
+    for assignment in result.pictures:
+        item = items[assignment.index]
+        lacking = mask_lacking(recipe, item.item, has_alpha=item.has_alpha)
+        if lacking is None:
+            masked.append(replace(assignment, references=tuple((view,) for view in assignment.views)))
+        else:
+            bad[assignment.name] = lacking
+    return _of_usable(result, masked, bad)
+
+
+def _of_usable(result: Assignments, usable: Sequence[Assignment], bad: Mapping[str, Finding]) -> Assignments:
+    """`result` with these assignments alone, and findings on the others by their names."""
+    buckets = tuple(sorted({assignment.placement.bucket for assignment in usable}))
+    return replace(result, pictures=tuple(usable), buckets=buckets, findings=(*result.findings, *bad.values()))
 
 
 def reference_rules(recipe: Recipe) -> ReferenceRules | None:
@@ -88,8 +137,7 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
             _require_seen_once(item, placements, recipe, family)
             placed = replace(assignment, references=placements)
         fitting.append(placed)
-    buckets = tuple(sorted({assignment.placement.bucket for assignment in fitting}))
-    return replace(result, pictures=tuple(fitting), buckets=buckets, findings=(*result.findings, *bad.values()))
+    return _of_usable(result, fitting, bad)
 
 
 def _require_seen_once(item: KnownItem, placements: Sequence[tuple[Placement, ...]], recipe: Recipe,

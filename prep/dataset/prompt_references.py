@@ -13,7 +13,7 @@ from prep.dataset.facts import fact_kinds
 from prep.dataset.ingest import KnownReference
 from prep.dataset.reading import FactReader, NotRead
 from prep.errors import ConfigError
-from prep.formatting import format_size, printable_name
+from prep.formatting import counted, format_size, printable_name
 from prep.fs.blob import blob_at
 from prep.fs.memo import Memo
 from prep.geometry import Placement
@@ -27,7 +27,7 @@ class PromptReference:
 
     name: str  # as the prompt file has it
     known: KnownReference
-    placement: Placement
+    placement: Placement | None  # None: as in a sample that has it, of a family that inpaints
     line: int  # of the first prompt that names it
 
 
@@ -37,40 +37,59 @@ NO_REFERENCES: PromptReferences = MappingProxyType({})
 
 def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, rules: ReferenceRules | None,
                       facts: Memo) -> PromptReferences:
-    """The pictures that `prompts` name, relative to `folder`. Raises `ConfigError` for one that cannot be used."""
+    """The pictures that `prompts` name, relative to `folder`. Raises `ConfigError` for one that cannot be used, and for
+    a prompt that has too many, or none where the family needs one."""
     named = {name: prompt for prompt in reversed(prompts) for name in prompt.references}
-    if not named:
-        return {}
-    if rules is None:
-        raise ConfigError(f"{_at(next(iter(named.values())))} has --ref, expected none for family '{family.name}', "
-                          "which takes no reference pictures")
     for prompt in prompts:
-        if len(prompt.references) > rules.most:
-            raise ConfigError(f"{_at(prompt)} has {len(prompt.references)} references, expected at most {rules.most}, "
-                              f"as family '{family.name}' takes")
-    reader, kind = FactReader(), fact_kinds()["picture"]
-    references = {}
+        _check(prompt, family, rules)
+    reader, references = FactReader(), {}
     try:
         for name, prompt in named.items():
-            blob = blob_at(folder / name)
-            try:
-                fact = facts.get_or_read(blob, kind, partial(reader.read, "picture"))
-            except NotRead as error:
-                raise _unusable(prompt, name, error.detail) from None
-            except OSError as error:
-                raise _unusable(prompt, name, f"cannot be read: {error.strerror or error}") from None
-            if "code" in fact:
-                raise _unusable(prompt, name, str(fact["detail"]))
-            known = KnownReference(blob=blob, picture=fact["digest"], size=(fact["width"], fact["height"]),
-                                   has_alpha=fact["alpha"])
-            placement = rules.alone(known.size)
-            if placement is None:
+            known = _known(prompt, name, folder, facts, reader)
+            placement = None if rules is None else rules.alone(known.size)
+            if placement is None and rules is not None:
                 raise _unusable(prompt, name, f"it is {format_size(known.size)}, which family '{family.name}' does "
                                 "not take")
             references[name] = PromptReference(name=name, known=known, placement=placement, line=prompt.line)
     finally:
         reader.close()
     return references
+
+
+def _check(prompt: Prompt, family: Family, rules: ReferenceRules | None) -> None:
+    """Raises `ConfigError` for a prompt with more references than the family takes, or fewer than it needs."""
+    count, most = len(prompt.references), family.most_references if rules is None else rules.most
+    if count and not most:
+        raise ConfigError(f"{_at(prompt)} has --ref, expected none for family '{family.name}', which takes no "
+                          "reference pictures")
+    if count > most:
+        raise ConfigError(f"{_at(prompt)} has {counted(count, 'reference')}, expected at most {most}, as family "
+                          f"'{family.name}' takes")
+    if family.inpainting is None:
+        return
+    if not count:
+        raise ConfigError(f"{_at(prompt)} names no picture, expected one of the data set for family '{family.name}', "
+                          "which paints where its mask is white",
+                          hint="add --ref PICTURE to the line; without a prompt file, sample pictures are made of a "
+                          "few held-out pictures and their captions")
+    if prompt.settings.width is not None or prompt.settings.height is not None:
+        raise ConfigError(f"{_at(prompt)} has --w or --h, expected neither: what is made has the size of the picture "
+                          "that is painted")
+
+
+def _known(prompt: Prompt, name: str, folder: Path, facts: Memo, reader: FactReader) -> KnownReference:
+    """The picture `name` of a prompt, read. Raises `ConfigError`."""
+    blob = blob_at(folder / name)
+    try:
+        fact = facts.get_or_read(blob, fact_kinds()["picture"], partial(reader.read, "picture"))
+    except NotRead as error:
+        raise _unusable(prompt, name, error.detail) from None
+    except OSError as error:
+        raise _unusable(prompt, name, f"cannot be read: {error.strerror or error}") from None
+    if "code" in fact:
+        raise _unusable(prompt, name, str(fact["detail"]))
+    return KnownReference(blob=blob, picture=fact["digest"], size=(fact["width"], fact["height"]),
+                          has_alpha=fact["alpha"])
 
 
 def _at(prompt: Prompt) -> str:

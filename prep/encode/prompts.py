@@ -34,7 +34,7 @@ from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.prepare import facts_for
 from prep.encode.report import shortened
 from prep.encode.resolve import remembered_digest, text_context_of
-from prep.encode.targets import Contexts, Targets, prompt_targets
+from prep.encode.targets import Contexts, Painted, Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
 from prep.errors import CacheError, ConfigError, ManifestError, ModelError
@@ -47,10 +47,11 @@ from prep.fs.place import Place, relative_name
 from prep.geometry import FITS
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
-from prep.manifest.consistency import seen_ways
+from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
-from prep.manifest.samples import renumber_shards
+from prep.manifest.samples import Reference, renumber_shards
+from prep.manifest.shards import keys_at
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.configs import Configs
 from prep.models.device.named import require_device
@@ -158,7 +159,8 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family,
                                    _rules_of(manifest), facts)
     _require_latents(manifest, references)
-    targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha, encoding.specs.family)
+    targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha, encoding.specs.family,
+                             _painted(opened, references))
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
     truncated = find_truncated(targets, encoding.reading, facts, call.progress)
@@ -257,7 +259,8 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
     manifest, samples, own = opened.manifest, opened.samples, _own_rows(opened)
     ledger = load_ledger(cache)
-    refs = {**ledger.resolve(targets.keys()), **{key: own[key] for key in targets.texts if key in own}}
+    shown_keys = {reference.latent for prompt in targets.prompts for reference in prompt.references}
+    refs = {**ledger.resolve([*targets.keys(), *shown_keys]), **{key: own[key] for key in targets.texts if key in own}}
     if targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     prompts, lost = split_prompts(targets.prompts, refs)
@@ -274,7 +277,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     findings = [Finding(**record) for record in opened.findings if record["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
     tables["findings"] = write_table(cache, build_findings([*findings, *lost, *truncated.findings]))
     shown = {refs[reference.latent] for prompt in prompts for reference in prompt.references}
-    texts = {refs[key] for key in of_prompts - targets.latents.keys()} | set(own.values())
+    texts = {refs[key] for key in of_prompts - shown_keys} | set(own.values())
     counts = {"text": len(texts), "latent": _latent_rows(opened, shown)}
     fields = {**manifest.document["fields"], **{
         name: {**manifest.document["fields"][name], "rows": rows,
@@ -287,6 +290,23 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
         **document, "fields": fields, "tables": tables, "options": _options(manifest, call.file),
         "prompts": prompt_document(place, data, targets.unconditional, prompts, refs, numbers)})
     return tuple(lost), len(prompts)
+
+
+def _painted(opened: OpenedManifest, references: PromptReferences) -> Painted:
+    """The masked pictures of the manifest's samples that prompts name, as they are and not mirrored."""
+    wanted = {each.known.picture for each in references.values() if each.placement is None}
+    samples, columns = opened.samples, opened.samples.references
+    sizes = reference_sizes(opened.manifest, samples) if wanted else ()
+    found: dict[str, Reference] = {}
+    for number, digest in enumerate(samples.reference_digests if wanted else ()):
+        if digest in wanted and not columns["flip"][number]:
+            width, height = sizes[number].tolist()
+            key = keys_at(opened.cache, [shard["digest"] for shard in opened.shards],
+                          columns["latent_shard"][number:number + 1], columns["latent_row"][number:number + 1])
+            found[digest] = Reference(
+                name="", picture=digest, size=(int(columns["width"][number]), int(columns["height"][number])),
+                placement=samples.reference_placement(number, (width, height)), latent=key.tobytes().hex())
+    return found
 
 
 def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:

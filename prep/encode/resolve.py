@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.buckets.assign import Assignments
-from prep.dataset.bucketing import buckets_for, reference_rules, rules_of
+from prep.dataset.bucketing import buckets_for, reference_rules, require_masks, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.listing import Listed
 from prep.dataset.prompt_references import prompt_references
@@ -20,6 +20,7 @@ from prep.encode.text_groups import TextGroups
 from prep.formatting import printable
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
+from prep.images.mask import WHITE
 from prep.keys import latent_context, mask_context, picture_policy, text_context
 from prep.models.configs import Configs
 from prep.models.denoiser.trainable import check_sizes, check_widths, missing_files
@@ -114,6 +115,7 @@ def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress 
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
     rules_of(recipe)
+    require_masks(recipe, specs.family)
     return ResolvedModel(recipe=recipe, model=model, specs=specs, options=options, prediction=prediction,
                          contexts=contexts, denoiser=denoiser, missing=tuple(missing), file_digest=file_digest)
 
@@ -186,7 +188,9 @@ def contexts_of(recipe: Recipe, model: Model, specs: FieldSpecs, options: TextOp
     stored = recipe.model.dtype
     mask = None
     if recipe.mask_origin != "none":
-        mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
+        inpainting = specs.family.inpainting
+        mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor,
+                            cell="" if inpainting is None else f"{inpainting.cell}, white from {WHITE}")
     return Contexts(
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
                               compute=vae_compute(model, specs.family, recipe.model.compute or stored), stored=stored,

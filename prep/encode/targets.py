@@ -15,15 +15,16 @@ from prep.arrays import DType
 from prep.buckets.assign import Assignments
 from prep.cache.records import Reject
 from prep.dataset.ingest import Ingested, KnownItem, KnownReference
-from prep.dataset.prompt_references import NO_REFERENCES, PromptReferences
+from prep.dataset.prompt_references import NO_REFERENCES, PromptReference, PromptReferences
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
+from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.fs.place import Place
 from prep.geometry import Placement, Size
-from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.samples import NO_PROMPT, Reference, Sample, Text, View
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
@@ -33,6 +34,15 @@ from prep.recipe.schema import Recipe
 
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
 Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
+Painted = Mapping[str, Reference]  # masked pictures of samples, by the digest of the picture
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hole:
+    """The file of the mask that says what is cut out of a picture before it is encoded."""
+
+    blob: Blob
+    digest: str  # as of a target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +55,7 @@ class PictureTarget:
     blob: Blob
     digest: str  # the blob's bytes must still match it
     placement: Placement
+    hole: Hole | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +235,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
         labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
-    rows, shown = _of_prompts(prompts, prompt_references, keys, texts)
+    rows, shown = _of_prompts(prompts, prompt_references, keys, texts, painted_in(samples, prompt_references))
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=shown | latents, masks=masks,
                    texts=texts,
@@ -233,12 +244,13 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
 
 
 def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, contexts: Contexts,
-                   alpha: RGB | None, family: Family) -> Targets:
-    """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels."""
+                   alpha: RGB | None, family: Family, painted: Painted) -> Targets:
+    """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels. Of the
+    pictures that are `painted` none is a target: the samples have them."""
     keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
-                 imported=None, vision=family.text.vision)
+                 imported=None, vision=family.text.vision, masked=None)
     texts = TextTargets()
-    rows, latents = _of_prompts(prompts, references, keys, texts)
+    rows, latents = _of_prompts(prompts, references, keys, texts, painted)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks={}, texts=texts, findings=())
 
@@ -254,15 +266,16 @@ class _Keys:
     alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
     imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
     vision: Vision | None  # how the text encoder sees references; None: it does not
+    masked: MaskedLatentKeys | None  # None: the family does not inpaint
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
-        mask, alpha = contexts.mask, recipe.image.alpha
+        mask, alpha, family = contexts.mask, recipe.image.alpha, FAMILIES[recipe.model.family]
+        masked = None if family.inpainting is None or mask is None else MaskedLatentKeys(contexts.latent, mask)
         return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
                    imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
-                   alpha=None if alpha == "reject" else color_of(alpha),
-                   vision=FAMILIES[recipe.model.family].text.vision)
+                   alpha=None if alpha == "reject" else color_of(alpha), vision=family.text.vision, masked=masked)
 
     def seen(self, references: Iterable[tuple[KnownReference, Placement]], name: str) -> tuple[_Seen, ...]:
         """References, placed for the VAE, as the text encoder sees them."""
@@ -282,20 +295,34 @@ def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, Pict
            masks: dict[str, PictureTarget]) -> tuple[View, ...]:
     """The views of a placed item of a source; adds the targets of their rows to `latents` and `masks`."""
     item, name, views = seat.item, seat.item.item.label, []
-    known = item.references if seat.references else ()
+    known = item.references if seat.references and keys.masked is None else ()
     for placement, placed in zip(seat.views, seat.references or [()] * len(seat.views), strict=True):
         latent = _latent_work(item, placement, name, keys)
         mask = _mask_work(item, placement, name, keys)
-        works = [_reference_work(each, place, name, keys) for each, place in zip(known, placed, strict=True)]
-        for work in (latent, *works):
-            latents.setdefault(work.key, work)
         if mask is not None:
             masks.setdefault(mask.key, mask)
-        references = tuple(_reference(each, reference_name(item.item, each.blob, source), work)
-                           for each, work in zip(known, works, strict=True))
+        if keys.masked is not None:
+            assert mask is not None, "a picture without a mask has no place"
+            works = [_masked_work(item, latent, mask, keys.masked, keys)]
+            references: tuple[Reference, ...] = (Reference(
+                name=item.item.name, picture=item.picture, size=item.size, placement=placement, latent=works[0].key),)
+        else:
+            works = [_reference_work(each, place, name, keys) for each, place in zip(known, placed, strict=True)]
+            references = tuple(_reference(each, reference_name(item.item, each.blob, source), work)
+                               for each, work in zip(known, works, strict=True))
+        for work in (latent, *works):
+            latents.setdefault(work.key, work)
         views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
                           references=references))
     return tuple(views)
+
+
+def _masked_work(item: KnownItem, latent: PictureTarget, mask: PictureTarget, masked: MaskedLatentKeys, keys: _Keys
+                 ) -> PictureTarget:
+    """The target of the latent of a picture with a hole where its mask is white; the other two are theirs."""
+    key = masked.key(item.picture, mask.digest, latent.placement, keys.alpha if item.has_alpha else None)
+    own = "" if keys.origin == "alpha" else f", under its mask {printable_name(mask.blob.name)},"
+    return replace(latent, key=key, file=f"{latent.file}{own}", hole=Hole(blob=mask.blob, digest=mask.digest))
 
 
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
@@ -353,7 +380,7 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: _Ke
             targets: TextTargets) -> Sample:
     """The sample of a placed item; adds the targets of its text rows."""
     item, name, source = seat.item, seat.item.item.label, recipe.sources[seat.item.item.source]
-    seen = keys.seen(zip(item.references, seat.references[0], strict=True) if seat.references else (), name)
+    seen = keys.seen(zip(item.references, seat.references[0], strict=True) if item.references else (), name)
     texts = tuple(Text(caption=caption, weight=weight, key=_add(targets, keys.text, caption, seen, name))
                   for caption, weight in item.captions)
     if seen:
@@ -378,20 +405,43 @@ def _add(targets: TextTargets, keys: TextKeys, caption: str | None, seen: Sequen
     return key
 
 
-def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: TextTargets
-                ) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
+def painted_in(samples: Iterable[Sample], references: PromptReferences) -> Painted:
+    """The masked pictures of samples that prompts name, as they are and not mirrored."""
+    wanted = {each.known.picture for each in references.values() if each.placement is None}
+    return {} if not wanted else {reference.picture: reference for sample in samples if sample.picture in wanted
+                                  for view in sample.views for reference in view.references if not view.placement.flip}
+
+
+def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: TextTargets,
+                painted: Painted) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
     """The targets of prompts, and those of the pictures that they name, by key; adds those of their text rows, and of
-    the unconditional row."""
-    works = {name: _reference_work(each.known, each.placement, f"reference of the prompt in line {each.line}", keys)
-             for name, each in references.items()}
+    the unconditional row. Raises `ConfigError` for a picture to paint into that is not `painted`."""
+    works: dict[str, PictureTarget] = {}
+    shown: dict[str, Reference] = {}
+    for name, each in references.items():
+        if each.placement is None:
+            shown[name] = _to_paint(each, painted)
+        else:
+            works[name] = _reference_work(each.known, each.placement,
+                                          f"reference of the prompt in line {each.line}", keys)
+            shown[name] = _reference(each.known, name, works[name])
     rows = []
     for prompt in prompts:
         name = f"reference of the prompt in line {prompt.line}"
-        seen = keys.seen([(references[each].known, references[each].placement) for each in prompt.references], name)
+        seen = keys.seen([(references[each].known, shown[each].placement) for each in prompt.references], name)
         rows.append(PromptTarget(
             prompt=prompt.text, negative=prompt.negative, settings=prompt.settings,
             positive_key=_add(texts, keys.text, prompt.text, seen, name),
             negative_key=_add(texts, keys.text, prompt.negative, seen, name, negative=True),
-            references=tuple(_reference(references[each].known, each, works[each]) for each in prompt.references)))
+            references=tuple(shown[each] for each in prompt.references)))
     _add(texts, keys.text, None, (), "")
     return tuple(rows), {work.key: work for work in works.values()}
+
+
+def _to_paint(named: PromptReference, painted: Painted) -> Reference:
+    found = painted.get(named.known.picture)
+    if found is None:
+        raise ConfigError(f"the prompt in line {named.line} names {printable_name(named.name)}, expected a picture of "
+                          "the data set, whose mask says what is painted",
+                          hint='a source with role = "validation" in the recipe has pictures that are only drawn from')
+    return replace(found, name=named.name)

@@ -12,6 +12,10 @@ from prep.images.decode import Pixels, crop, load_layers, resize, upright
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.header import PictureHeader
 
+# The least value of what is to be painted: `VaeImageProcessor.binarize` of diffusers has 1 from 0.5 on, of value / 255.
+WHITE = 128
+CellOfHole = Literal["first", "all"]
+
 
 def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
     """The focus of a mask file, or of a picture's transparency.
@@ -87,9 +91,35 @@ def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
 
     `factor` is pixels per cell. The triangle filter is antialiased like Lanczos, without its ringing.
     """
-    pixels_HW = crop(resize(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
-    high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
-    assert pixels_HW.shape == (high * factor, wide * factor), f"bucket {placement.bucket} is not in steps of {factor}"
-    sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
+    cells_hywx = _in_cells(_placed(mask, placement), factor)
+    sums_hw = cells_hywx.sum(axis=(1, 3), dtype=np.int64)
     mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
     return mean_hw
+
+
+def place_hole(mask: Image.Image, placement: Placement) -> Pixels:
+    """What is to be painted, uint8 [H, W] of a bucket's pixels: 255 where the mask, scaled and cropped like its
+    picture, is at least `WHITE`, else 0."""
+    hole_HW: Pixels = np.where(_placed(mask, placement) >= WHITE, np.uint8(255), np.uint8(0))
+    return hole_HW
+
+
+def hole_cells(hole_HW: Pixels, factor: int, cell: CellOfHole) -> Pixels:
+    """A hole at latent cells, uint8 [M, h, w]: of each cell the first pixel, as `interpolate` of torch takes the
+    nearest; or all its pixels as channels, row by row, as `FluxFillPipeline.prepare_mask_latents` orders them."""
+    cells_hywx = _in_cells(hole_HW, factor)
+    if cell == "first":
+        return np.ascontiguousarray(cells_hywx[None, :, 0, :, 0])
+    high, _, wide, _ = cells_hywx.shape
+    return np.ascontiguousarray(cells_hywx.transpose(1, 3, 0, 2)).reshape(factor * factor, high, wide)
+
+
+def _placed(mask: Image.Image, placement: Placement) -> Pixels:
+    return crop(resize(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
+
+
+def _in_cells(pixels_HW: Pixels, factor: int) -> Pixels:
+    """[h, factor, w, factor]: the pixels of each latent cell."""
+    high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
+    assert pixels_HW.shape == (high * factor, wide * factor), f"{pixels_HW.shape} is not in steps of {factor}"
+    return pixels_HW.reshape(high, factor, wide, factor)

@@ -114,6 +114,9 @@ class KohyaLatents:
         Raises `ConfigError`, `UsageError`.
         """
         _check_recipe(recipe)
+        if family.inpainting is not None:
+            raise ConfigError(f"family '{family.name}' learns from latents of masked pictures, too, which sd-scripts' "
+                              "caches do not hold", hint="prep encode makes all of them")
         if any(item.references for item in surveyed.items):
             raise ConfigError("pictures have references, which sd-scripts' caches do not hold",
                               hint="--references none imports the latents of the pictures alone")

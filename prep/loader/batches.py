@@ -109,6 +109,7 @@ class Batch:
 
     latent_BChw: Tensor  # unscaled; the stored mean in its dtype, or float32 if drawn from the posterior
     mask_B1hw: Tensor | None  # uint8, 255: trains; None: masks were not requested
+    inpaint_mask_BMhw: Tensor | None  # uint8, 255: to be painted; None: the family does not inpaint
     text: Mapping[str, Tensor]  # the arrays of text rows, [B, …] each, as the family names them
     sizes_B6: Tensor  # float32: original height and width, top and left of the crop, height and width of the bucket
     noise_BChw: Tensor  # float32
@@ -128,6 +129,7 @@ class Batch:
             self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
             text={name: to_device(array, device) for name, array in self.text.items()},
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
+            inpaint_mask_BMhw=None if self.inpaint_mask_BMhw is None else to_device(self.inpaint_mask_BMhw, device),
             references=tuple(to_device(reference, device) for reference in self.references),
             noise_BChw=(noise := to_device(self.noise_BChw, device)), timestep_B=to_device(self.timestep_B, device),
             input_noise_BChw=(noise if self.input_noise_BChw is self.noise_BChw
@@ -153,7 +155,8 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
         dtype = DTYPES[str(fields[field].arrays[array]["dtype"])]
         return slot.take(array, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
 
-    latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
+    inpaints = rows.index.inpaints
+    latent, mask = take("latent", "latent"), take("mask", "mask") if masked or inpaints else None
     posterior = [draw.posterior for draw in draws if draw.posterior is not None]  # of all draws, or of none
     std = take("latent", STD) if posterior else None
     references = _take_references(slot, [(count, *shape) for shape in rows.reference_shapes(draws[0])], latent.dtype)
@@ -180,7 +183,8 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     sizes.numpy()[:] = sizes_of(rows.index, draws)
     for part in drawing:
         part.result()
-    return Batch(latent_BChw=latent if std is None else drawn_latents(latent, std, drawn), mask_B1hw=mask, text=text,
+    return Batch(latent_BChw=latent if std is None else drawn_latents(latent, std, drawn), text=text,
+                 mask_B1hw=mask if masked else None, inpaint_mask_BMhw=mask if inpaints else None,
                  sizes_B6=sizes, noise_BChw=noise, input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight,
                  references=references, draws=draws, slot=slot, padding=request.padding)
 

@@ -291,9 +291,14 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
 
 
 def require_shown(index: Index, dropout: Dropout) -> None:
-    """Raises `ConfigError` if references are to be dropped whose pixels are in the text rows, too."""
+    """Raises `ConfigError` if references are to be dropped whose pixels are in the text rows, too, or which the model
+    always takes."""
+    name = "reference_dropout" if dropout.references else "each_reference_dropout"
+    if index.inpaints and (dropout.references or dropout.each_reference):
+        raise ConfigError(f"{name} is above 0, expected 0 for family '{index.manifest.family}', whose models always "
+                          "take the masked picture",
+                          hint="a mask that is white everywhere hides all of a picture")
     if index.seeing and (dropout.references or dropout.each_reference):
-        name = "reference_dropout" if dropout.references else "each_reference_dropout"
         raise ConfigError(f"{name} is above 0, expected 0 for family '{index.manifest.family}': its text encoder sees "
                           "the references, so they would stay in the rows of captions",
                           hint="caption_dropout drops the words and keeps the pictures, as the negative prompt does")

@@ -124,7 +124,8 @@ def _counted(old: Column, new: Column) -> list[str]:
 def _records(index: Index, masked: bool) -> bytes:
     samples, views, texts = index.samples, index.samples.views, index.samples.texts
     latent = _keys(index, views["latent_shard"], views["latent_row"])
-    mask = _keys(index, views["mask_shard"], views["mask_row"]) if masked else np.zeros(len(latent), latent.dtype)
+    mask = (_keys(index, views["mask_shard"], views["mask_row"]) if masked or index.inpaints else
+            np.zeros(len(latent), latent.dtype))
     sizes = np.array(index.manifest.buckets, "<i4").reshape(-1, 2)[samples.bucket]
     # Each part as bytes, joined by sample: fixed numbers, then keys of views, then keys and weights of texts.
     fixed = _bytes(np.array([name.encode() for name in ROLES], "S10")[samples.role], sizes,

@@ -97,6 +97,12 @@ class Index:
         """Whether samples have reference pictures."""
         return have_references(self.manifest.shapes)
 
+    @property
+    def inpaints(self) -> bool:
+        """Whether the model is told by masks what to paint: each sample then has one, and its masked latent as its
+        reference."""
+        return FAMILIES[self.manifest.family].inpainting is not None
+
     @cached_property
     def seeing(self) -> bool:
         """Whether the text encoder saw the references of samples: then each of these has its own row of no prompt."""
@@ -109,6 +115,21 @@ class Index:
             last = int(samples.text_offsets[sample + 1]) - 1
             return self.ref(int(samples.texts["shard"][last]), int(samples.texts["row"][last]))
         return self.ref(**self.manifest.document["prompts"]["unconditional"])
+
+    def mask_of(self, view: int) -> RowRef:
+        """The mask of a view that has one."""
+        views = self.samples.views
+        return self.ref(int(views["mask_shard"][view]), int(views["mask_row"][view]))
+
+    def mask_beside(self, shard: int, row: int) -> RowRef:
+        """The mask of the samples whose masked picture's latent, which names its mask, is in this place. Raises
+        `CacheError`."""
+        latents = self.samples.references  # one of each view, in the order of views
+        views = np.flatnonzero((latents["latent_shard"] == shard) & (latents["latent_row"] == row))
+        if not len(views):
+            raise CacheError(f"{self.manifest.path} has a prompt with a picture that is no sample's",
+                             hint="prep prompts FILE --manifest MANIFEST writes its prompts again")
+        return self.mask_of(int(views[0]))
 
     @property
     def black(self) -> int:

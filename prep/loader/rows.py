@@ -64,12 +64,12 @@ class Rows:
         return same
 
     def places(self, draws: Sequence[Draw], *, masked: bool) -> RowPlaces:
-        """The places of the rows of `draws`; without masks, unless `masked`."""
+        """The places of the rows of `draws`; without masks, unless `masked` or the model is given them."""
         samples, view = self.index.samples, np.array([draw.view for draw in draws], np.int64)
         views, latents = samples.views, self.index.refs(samples.views["latent_shard"][view],
                                                         samples.views["latent_row"][view])
         masks: list[RowRef | None] = []
-        if masked:
+        if masked or self.index.inpaints:
             shards = views["mask_shard"][view]
             mask_refs = iter(self.index.refs(shards[shards >= 0], views["mask_row"][view][shards >= 0]))
             masks = [next(mask_refs) if has else None for has in (shards >= 0).tolist()]
@@ -156,6 +156,13 @@ class Rows:
         spec, _ = self.reader.array_info(ref.shard, "latent")
         row = torch.empty((1, *spec.shape), dtype=DTYPES[spec.dtype])
         self.fill(row, "latent", "latent", [ref])
+        return row
+
+    def mask(self, ref: RowRef) -> Tensor:
+        """A mask `[1, M, h, w]`, uint8, in new memory, for sampling. Raises `CacheError`."""
+        spec, _ = self.reader.array_info(ref.shard, "mask")
+        row = torch.empty((1, *spec.shape), dtype=DTYPES[spec.dtype])
+        self.fill(row, "mask", "mask", [ref])
         return row
 
     def text_dtype(self, array: str) -> torch.dtype:

@@ -56,6 +56,8 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     - `references`: of each sample as many, float32 [B, C, h, w] each, as the denoiser takes them
     - `text`: the arrays of text rows by the family's names, [B, …] each, in their stored dtype
     - `masks`, if the stream is masked: float32 [B, 1, h, w], 1: trains
+    - `inpaint_masks`, of families that inpaint: float32 [B, M, h, w], 1: to be painted; the masked picture's latent is
+      the one reference
     - `noise`: float32 [B, C, h, w], standard normal; `timesteps`: int64 [B], uniform
     - `sizes`: float32 [B, 6], SDXL's size conditions
     - `weights`: float32 [B]. A step's loss is the sum of each sample's loss times its weight, divided by `batch_size`
@@ -120,6 +122,8 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         masks: dict[str, Tensor] = {}
         if batch.mask_B1hw is not None:
             masks["masks"] = batch.mask_B1hw.to(torch.float32) / 255
+        if batch.inpaint_mask_BMhw is not None:
+            masks["inpaint_masks"] = batch.inpaint_mask_BMhw.to(torch.float32) / 255
         return {
             "latents": self._latents.normalize(batch.latent_BChw).clone(),
             "references": [self._latents.normalize(reference).clone() for reference in batch.references],

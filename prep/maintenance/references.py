@@ -17,6 +17,7 @@ from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
+from prep.models.families.registry import FAMILIES
 from prep.parse import RGB
 
 LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
@@ -101,7 +102,7 @@ class References:
         if kind == PROMPT:
             prompt = self._prompts[number]
             if prompt.reference is not None:
-                return self._keys.latent(*prompt.reference)
+                return self._keys.latent(*prompt.reference) if self._keys.knows_references else UNKNOWN
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
@@ -111,11 +112,13 @@ class References:
             return self._keys.text(captions[place], shown)
         if kind == MASK and not self._keys.knows_masks:
             return UNKNOWN
-        if kind == REFERENCE:
+        if kind == REFERENCE and self._keys.knows_references:
             at = number - int(self._samples.reference_offsets[owner])
             picture = self._samples.table["references"][owner][at]["picture"].as_py().hex()
             width, height = self._sizes[number].tolist()
             return self._keys.latent(picture, self._samples.reference_placement(number, (width, height)))
+        if kind == REFERENCE:
+            return UNKNOWN
         picture = self._samples.table["picture"][owner].as_py().hex()
         placement = self._samples.placement(number, self._buckets[int(self._samples.bucket[owner])])
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
@@ -157,6 +160,8 @@ class _SampleKeys:
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._manifest = audit.manifest
         self.knows_masks = self._masks is not None
+        # Those of masked pictures have digests of masks.
+        self.knows_references = FAMILIES[audit.manifest.family].inpainting is None
         color = latents.get("alpha")
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 

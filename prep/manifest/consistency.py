@@ -53,9 +53,19 @@ def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
     """The manifest's samples, each value checked except the places of rows. Raises `CacheError`."""
     schema = samples_schema(manifest.shapes)
     samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], schema))
+    _require_masked(manifest)
     _require(_rules(samples, manifest))
     _check_counts(samples, manifest)
     return samples
+
+
+def _require_masked(manifest: Manifest) -> None:
+    """Raises `CacheError` unless samples of a family that inpaints have their own masked picture as their reference."""
+    if FAMILIES[manifest.family].inpainting is not None:
+        for size, references in manifest.shapes:
+            if references != (size,):
+                raise CacheError(f"{manifest.path} has the bucket {format_bucket((size, references))}, expected one "
+                                 f"reference of its size in family '{manifest.family}'", hint=HINT)
 
 
 def read_findings(cache: Cache, manifest: Manifest) -> list[dict[str, str]]:
@@ -99,6 +109,8 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield "coverage", samples.coverage, ~known | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
+    if FAMILIES[manifest.family].inpainting is not None:
+        yield "mask_shard", shard, ~none, "a shard, as a model that inpaints needs"
     counts = np.diff(samples.reference_offsets)
     each = np.array([len(references) for _, references in manifest.shapes] or [0])[samples.bucket]
     as_bucket = counts == each * np.diff(samples.view_offsets)
@@ -174,7 +186,7 @@ def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, siz
         return dict(text_shapes(shards))
     width, height = size
     latents = manifest.document["latents"]
-    channels = latents["channels"] if field == "latent" else 1
+    channels = latents["channels"] if field == "latent" else FAMILIES[manifest.family].mask_channels
     shape = (channels, height // latents["factor"], width // latents["factor"])
     arrays = manifest.fields[field].arrays if field in manifest.fields else (field,)
     return dict.fromkeys(arrays, shape)

@@ -115,6 +115,7 @@ class Conditions:
     guidance_embedding: float | None = None  # the setting of that name; None: the family's usual number
     references: Sequence[Tensor] = ()  # [B, C, h, w] each, in the form of the noisy latent; their sizes may differ
     conditioner: Any = None  # the model of `Family.conditioner`; None: the family has none
+    inpaint_mask: Tensor | None = None  # [B, M, h, w] of a family that inpaints, 1: to be painted, 0: to be kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +170,18 @@ class Conditioner:
     component: str
     config_widths: Mapping[str, tuple[str, int]]  # as those of the denoiser
     joint: tuple[str, str]  # the key of its config, and that of the denoiser's, that must have one width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inpainting:
+    """How a family is told what to paint: by a mask, and by the latent of the picture with mid-gray where the mask is
+    white. That latent is the one reference of each sample."""
+
+    # What the mask has of each latent cell: one number, that of its first pixel; or as many channels as pixels, by row.
+    cell: Literal["first", "all"]
+    # The denoiser's input, from the noisy latent as it takes one, the mask [B, M, h, w] and the masked picture's latent
+    # [B, C, h, w]; the latter two may be of one sample for several noisy latents.
+    join: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,6 +258,7 @@ class Family:
     # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
     references: References | None = None  # None: it takes no pictures as conditions
+    inpainting: Inpainting | None = None  # None: it paints whole pictures
     text: TextEncoding
     sampling: SamplePipeline
     lora: LoraLayers
@@ -258,6 +272,21 @@ class Family:
     def trained_with(self) -> tuple[str, ...]:
         """The components that a run loads, but for the VAE of sample pictures."""
         return (self.denoiser, *(() if self.conditioner is None else (self.conditioner.component,)))
+
+    @property
+    def mask_channels(self) -> int:
+        """Numbers that a mask has for a latent cell."""
+        return self.factor**2 if self.inpainting is not None and self.inpainting.cell == "all" else 1
+
+    @property
+    def input_channels(self) -> int:
+        """Numbers that the denoiser is given for a latent cell."""
+        return self.latent_channels if self.inpainting is None else 2 * self.latent_channels + self.mask_channels
+
+    @property
+    def most_references(self) -> int:
+        """The most pictures that a prompt may name."""
+        return self.references.most if self.references is not None else int(self.inpainting is not None)
 
     @property
     def token_side(self) -> int:

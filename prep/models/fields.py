@@ -15,6 +15,7 @@ PICTURE_DIMS: Mapping[str, Mapping[str, Dims]] = {
     "latent": {"latent": ("c", "h", "w")},
     "mask": {"mask": ("1", "h", "w")},
 }
+MASK_OF_PIXELS: Mapping[str, Dims] = {"mask": ("pixel", "h", "w")}  # as many as a cell has, by row
 FIELDS = ("latent", "mask", "text")
 STD = "std"  # the array of latents whose posterior is "mean+std": standard deviations, beside the means in `latent`
 
@@ -23,7 +24,7 @@ def dims_of(family: Family, field: str, *, with_std: bool = False) -> Mapping[st
     """The dimensions of each array of a field; `with_std`: latents have standard deviations, too."""
     if field != "text":
         std = {STD: PICTURE_DIMS["latent"]["latent"]} if with_std and field == "latent" else {}
-        return {**PICTURE_DIMS[field], **std}
+        return {**(MASK_OF_PIXELS if field == "mask" and family.mask_channels > 1 else PICTURE_DIMS[field]), **std}
     masks = {ATTENTION_MASK: (TOKEN,)} if family.text.layout == "trimmed" else {}
     return {**family.text.arrays, **masks}
 
@@ -52,7 +53,7 @@ class FieldSpecs:
     def _picture(self, field: str, bucket: Size | None) -> Shape:
         assert bucket is not None, f"a row of {field} has a bucket"
         width, height = (side // self.family.factor for side in bucket)
-        return (1 if field == "mask" else self.family.latent_channels, height, width)
+        return (self.family.mask_channels if field == "mask" else self.family.latent_channels, height, width)
 
     def _text(self, array: str, dims: Dims, tokens: int | None) -> Shape:
         longest = self.text.get(array) or (self.max_tokens,)  # the attention mask has only tokens

@@ -115,6 +115,7 @@ def infer_family(model: Model, named: str = "") -> str:
         raise distilled(model)
     known = families or {one: FAMILIES[one] for one in (named,) if one and _has_components(index, FAMILIES[one])}
     for family in known.values():
+        _require_mask_input(model, family, configs)
         if family.fits is None or family.fits(configs):
             return family.name
     spelled = name if isinstance(name, str) and len(name) < 80 else brief(name)
@@ -128,6 +129,21 @@ def infer_family(model: Model, named: str = "") -> str:
     raise ModelError(f"{model} is a {spelled}, {why}", hint="prep models lists the known families; "
                      + ("a model with other inputs cannot be trained" if families or named else
                         "set family in [model] of a recipe if it is one of them"))
+
+
+def _require_mask_input(model: Model, family: Family, configs: Configs) -> None:
+    """Raises `ModelError` for a denoiser that takes no mask, in a pipeline of a family that inpaints: diffusers lets it
+    inpaint without having learned to."""
+    if family.inpainting is None:
+        return
+    width = configs(family.denoiser).get("in_channels")
+    plain = next(wide for name, (_, wide) in family.config_widths.items() if name == "in_channels")
+    if width == plain * family.latent_channels:
+        raise ModelError(f"{model} is a {family.pipelines[0]}, but its {family.denoiser} takes {width} channels, which "
+                         "leave no room for a mask: it makes pictures from text alone",
+                         hint=f"set _class_name in its {INDEX} to the pipeline of such models "
+                         f"({family.sampling.pipeline}), to train it as one; to inpaint, name a model with in_channels "
+                         f"{plain * family.input_channels}")
 
 
 def _has_components(index: Mapping[str, Any], family: Family) -> bool:

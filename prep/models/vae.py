@@ -73,7 +73,8 @@ class VaeEncoder:
                              hint=FETCH_AGAIN) from None
 
     def encode(self, pixels_BHW3: Pixels) -> list[Arrays | None]:
-        """One row per picture, arrays of [C, h, w] as stored; `None` if it is not finite even in float32.
+        """One row per picture, arrays of [C, h, w] as stored; `None` if it is not finite even in float32. Of pictures
+        with a fourth channel, pixels where that is 0 are halfway between black and white, which no byte says.
 
         A picture that is not finite in the compute dtype is encoded again, alone, in float32. A batch that does not fit
         into the device's memory is halved. Raises `OutOfMemoryError` if one picture does not fit.
@@ -127,6 +128,8 @@ class VaeEncoder:
         given = torch.from_numpy(pixels_BHW3)
         pinned = given.pin_memory() if self._device.type == "cuda" else given
         image_B3HW = pinned.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        if image_B3HW.shape[1] == 4:  # 0, mid-gray, where the fourth channel is 0
+            image_B3HW = image_B3HW[:, :3] * (image_B3HW[:, 3:] > 0)
         found = posterior(self._vae, image_B3HW.to(dtype))
         wanted = {"latent": found.mean_BChw, **({STD: found.std_BChw} if self._with_std else {})}
         return {name: each.float().to("cpu", non_blocking=self._device.type == "cuda")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prep.captions.variants import captions_of
-from prep.dataset.bucketing import least_side_check
+from prep.dataset.bucketing import family_of as family_for
+from prep.dataset.bucketing import least_side_check, mask_lacking
 from prep.dataset.listing import walk_recipe
 from prep.dataset.texts import TextReading, code_of, detail_of, record_of, text_options_of
 from prep.errors import UsageError
@@ -69,7 +70,8 @@ def run_scan(call: ScanCall) -> ScanReport:
     blobs: dict[str, Blob] = {}
     owners: dict[str, int] = {}  # the sources of pictures without a caption
     small: dict[str, bool] = {}  # pictures below the recipe's minimum side, and whether they are usable otherwise
-    below = least_side_check(recipe)
+    bare: dict[str, bool] = {}  # the same of those without a mask that the model needs
+    below, unmasked = least_side_check(recipe), _mask_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         if any(finding.code in UNSAID for finding in examined.findings):
@@ -78,11 +80,15 @@ def run_scan(call: ScanCall) -> ScanReport:
             return tokens(item, examined)
         if call.show is not None:
             blobs[item.label] = item.picture
+        lacking = list(unmasked(item, examined))
+        if lacking:
+            bare[item.label] = examined.usable
+        more = [*tokens(item, examined), *lacking]
         short = below(item.label, examined.identity.size)
         if short is None:
-            return tokens(item, examined)
+            return more
         small[item.label] = examined.usable
-        return (*tokens(item, examined), short)
+        return (*more, short)
 
     elsewhere = nullcontext() if call.cluster is None else on_cluster(call.cluster, recipe, call.notice)
     with elsewhere as crew, closing(_memory(call)) as memory:
@@ -91,7 +97,7 @@ def run_scan(call: ScanCall) -> ScanReport:
                       total=BackgroundTotal(lambda: count_items(walk_recipe(recipe))))
     broken = {finding.path for finding in report.findings if finding.severity == "error"}
     left_out = {finding.path for finding in report.findings if _left_out(finding, recipe, owners)} - broken
-    left_out |= {name for name, usable in small.items() if usable}
+    left_out |= {name for name, usable in (*small.items(), *bare.items()) if usable}
     said = (_with_policy(finding, recipe, owners) for finding in report.findings
             if finding.path not in small or finding.code != "too-small" or finding.severity == "error")  # one a picture
     report = replace(report, samples=report.samples - len(left_out),
@@ -153,6 +159,20 @@ def _with_policy(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) ->
 
 def _left_out(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bool:
     return finding.code in UNSAID and recipe.caption_of(owners.get(finding.path, 0)).missing == "reject"
+
+
+def _mask_check(recipe: Recipe) -> Check:
+    """A check for pictures without a mask, if the recipe's family inpaints."""
+    family = family_for(recipe.model)
+    if family is None or family.inpainting is None:
+        return nothing_else
+
+    def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        transparent = any(each.code in ("has-alpha", "fully-transparent") for each in examined.findings)
+        lacking = mask_lacking(recipe, item, has_alpha=transparent)
+        return () if lacking is None else (lacking,)
+
+    return check
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:

@@ -157,7 +157,7 @@ class Loss:
     """The error of the prediction, squared or Huber's, weighted by mask, sample and timestep."""
 
     masked: Masked = setting("auto", check=switch_or_auto, choices=("auto", "true", "false"),
-                             help="use masks; auto: if the manifest has any")
+                             help="use masks; auto: if the manifest has any, and the model does not paint into them")
     unmasked_weight: float = setting(0.1, low=0, high=1, help="weight of a cell whose mask is 0")
     normalize_area: bool = setting(False, help="divide each sample's loss by the mean of its own mask")
     min_snr: float = setting(0.0, low=0, high=1e6,

@@ -79,4 +79,6 @@ def _updating(trainee, config, mode):
 
 def _tensors(batch):
     """The tensors of a batch, each once; the loader's thread makes them."""
-    return [batch.latent_BChw, batch.noise_BChw, batch.sizes_B6, batch.timestep_B, batch.weight_B, *batch.text.values()]
+    masks = [mask for mask in (batch.inpaint_mask_BMhw,) if mask is not None]
+    return [batch.latent_BChw, batch.noise_BChw, batch.sizes_B6, batch.timestep_B, batch.weight_B, *batch.text.values(),
+            *batch.references, *masks]

@@ -29,6 +29,8 @@ class Case:
     mended: Callable[[Any], None] = lambda pipeline: None  # changes a pipeline that does not do what its authors say
     cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
     shown: Callable[[Sequence[Any]], dict[str, Any]] = lambda pictures: {"image": list(pictures)}  # as conditions
+    # Those of a pipeline that inpaints, of a picture and its mask; None: it makes whole pictures.
+    painted: Callable[[Any, Any], dict[str, Any]] | None = None
     sizes_shown: Sequence[tuple[int, int]] = ()  # of such pictures
     stretched: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # for the VAE
     seen: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # for the text encoder
@@ -161,6 +163,22 @@ def edit_mended(pipeline: Any) -> None:
 EDIT_SIDE = 64
 
 
+def painted(picture: Any, mask: Any) -> dict[str, Any]:
+    return {"image": picture, "mask_image": mask, "strength": 1.0}
+
+
+def with_means(pipeline: Any) -> None:
+    """Takes the mean of the VAE's posterior, from which pipelines that inpaint draw."""
+    usual = pipeline.vae.encode
+
+    def encode(image: Any) -> Any:
+        found = usual(image)
+        found.latent_dist.sample = lambda generator=None: found.latent_dist.mean
+        return found
+
+    pipeline.vae.encode = encode
+
+
 def modular_mended(pipeline: Any) -> None:
     """Lets a modular pipeline be called as others are, with the scale of its guider."""
     from diffusers import ClassifierFreeGuidance
@@ -207,6 +225,8 @@ SMALL_AREA = {"max_area": 64 * 64}  # that of every picture
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
     Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    *(Case(family=name, build=name, unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled, painted=painted,
+           mended=with_means) for name in ("sd15_inpaint", "sdxl_inpaint")),
     Case(family="sd21", build="sd21", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
     Case(family="sd21", build="sd21", options={"prediction": "epsilon"}, unguided=NO_CFG, guided=CFG, guidance=4.0,
          normalized=scaled),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from family_cases import CASES
-from pictures import draw
+from pictures import draw, draw_mask
 
 from prep.dataset.bucketing import rules_of
 from prep.models.families.registry import FAMILIES
@@ -65,6 +65,8 @@ def test_a_recipe_trains_the_tiny_model_of_its_family(prep, train, tmp_path, mon
     tiny_pipelines.save(case.build, tmp_path / "model", **case.options)
     for number in range(6):
         draw(tmp_path / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text("a cat")
+        if FAMILIES[family].inpainting is not None:
+            draw_mask(tmp_path / "photos" / f"{number}-masklabel.png", (64, 64))
     for end in (".toml", ".train.toml"):
         shutil.copy(FOLDER / f"{family}{end}", tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -29,9 +29,10 @@ def check_dropout(index: Index, config: Config) -> None:
 
 
 def uses_masks(index: Index, config: Config) -> bool:
-    """Whether the loss uses masks: as the settings say; with "auto", if any sample has a mask."""
+    """Whether the loss uses masks: as the settings say; with "auto", if any sample has a mask, and it is not there to
+    tell the model what to paint."""
     if config.loss.masked == "auto":
-        return "mask" in index.manifest.fields and index.masked > 0
+        return "mask" in index.manifest.fields and index.masked > 0 and not index.inpaints
     return bool(config.loss.masked)
 
 

@@ -22,7 +22,7 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     whole, room = sum(shard.bytes for shard in setup.index.shards), quota()
     partitioned = setup.plan.partitioned
     less = begins and nodes > 1 and not partitioned  # perhaps; parts take a look at each sample for each node
-    parts = bytes_by_part(setup.index, nodes, masked=setup.masked) if partitioned or less else [whole]
+    parts = bytes_by_part(setup.index, nodes, masked=setup.reads_masks) if partitioned or less else [whole]
     needed, notes = max(parts) if partitioned else whole, list[str]()
     if needed > room:
         notes.append(f"{'a node reads' if nodes > 1 else 'the shards have'} {format_bytes(needed)}, but copies of "

@@ -175,7 +175,7 @@ def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
         return {}
     from prep.loader.prefetch import bytes_by_node
 
-    sizes = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.masked)
+    sizes = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.reads_masks)
     return {"nodes": cluster.nodes, "ranks": cluster.world, "bytes": sizes,
             "of": sum(shard.bytes for shard in setup.index.shards)}
 
@@ -191,7 +191,7 @@ def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: f
         return None
     world, most = cluster.require_world(), opt.bytes_named(room, "--node-cache")
     return None if setup is None else outlook_of(
-        setup.index, setup.plan, world=world, nodes=cluster.nodes, room=most, masked=setup.masked,
+        setup.index, setup.plan, world=world, nodes=cluster.nodes, room=most, masked=setup.reads_masks,
         samples=None if samples is None else int(samples))
 
 

@@ -221,4 +221,6 @@ def _masks(setup: Setup) -> str:
     """How many samples have a mask, and whether the loss uses them."""
     black = f", {grouped(setup.index.black)} of them entirely black" if setup.index.black else ""
     used = "used" if setup.masked else "not used: loss.masked is false"
+    if setup.index.inpaints:
+        used = f"to paint into; in the loss {'used, too' if setup.masked else 'not used'}"
     return f" for {grouped(setup.index.masked)} of {grouped(len(setup.index.samples))}{black} ({used})"

@@ -190,11 +190,13 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, conditi
     time_B = denoiser.levels[timestep_B] if denoiser.prediction == "flow" else timestep_B
     text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype)
             for name, array in conditions.text.items()}
+    mask = conditions.inpaint_mask
     with autocast(denoiser.device, denoiser.dtype):
         return denoiser.family.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
                                       replace(conditions, text=text, schedule=denoiser.schedule, references=[
                                           reference_BChw.to(denoiser.dtype) for reference_BChw in conditions.references
-                                      ], guidance_embedding=denoiser.guidance_embedding,
+                                      ], inpaint_mask=None if mask is None else mask.to(denoiser.dtype),
+                                              guidance_embedding=denoiser.guidance_embedding,
                                               conditioner=denoiser.conditioner))
 
 

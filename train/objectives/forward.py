@@ -31,7 +31,9 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
     noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
     conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6,
-                            references=[latents.normalize(reference_BChw) for reference_BChw in batch.references])
+                            references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
+                            inpaint_mask=None if batch.inpaint_mask_BMhw is None else
+                            batch.inpaint_mask_BMhw.to(torch.float32) / 255)
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
     weight_B1hw = None
     if batch.mask_B1hw is not None:

@@ -53,6 +53,7 @@ class PromptRows:
     # Latents of pictures that are conditions: places in the cache, or as they are stored, [1, C, h, w] each.
     references: tuple[RowRef | Tensor, ...] = ()
     target: RowRef | None = None  # the latent of the sample whose caption and references these are
+    inpaint_mask: RowRef | None = None  # what is painted of its one reference; None: the family does not inpaint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,13 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
                             negative=index.ref(**each["negative_row"]), references=tuple(
                                 index.ref(reference["shard"], reference["row"])
                                 for reference in each.get("references", ())),
+                            inpaint_mask=_mask_of(index, each.get("references", ())),
                             settings=PromptSettings.of_document(each.get("settings", {}))) for each in samples)
+
+
+def _mask_of(index: Index, references: Sequence[Mapping[str, int]]) -> RowRef | None:
+    """What is painted of the reference of a prompt in a manifest. Raises `CacheError`."""
+    return index.mask_beside(references[0]["shard"], references[0]["row"]) if index.inpaints and references else None
 
 
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
@@ -88,9 +95,10 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
             if captions and captions[0].strip() and len(prompts) < MOST_CAPTIONS:
                 place = index.ref(int(texts["shard"][first]), int(texts["row"][first]))
                 target, references = _pictures_of(index, sample)
+                mask = index.mask_of(int(index.samples.view_offsets[sample])) if index.inpaints else None
                 prompts.setdefault((captions[0], references), PromptRows(
                     prompt=captions[0], positive=place, negative=index.unconditional(sample), references=references,
-                    target=target if references else None))
+                    target=target if references else None, inpaint_mask=mask))
     return tuple(prompts.values()), "validation" if held_out else "training"
 
 
@@ -170,15 +178,19 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
     for prompt in prompts:
         if not all(text.key in rows for text in texts[prompt]):
             lacks[prompt] = f"no text row yet and is skipped{to_encode}"
+        elif index.inpaints and not prompt.references:
+            lacks[prompt] = "no picture to paint into and is skipped; --ref names one of the data set"
         elif (count := len(prompt.references)) > (most := most_references(index)):
             lacks[prompt] = f"{counted(count, 'reference')}, of which its model takes {most}, and is skipped"
         elif None in found[prompt]:
-            lacks[prompt] = f"a reference that is not encoded and is skipped{to_encode}"
+            lacks[prompt] = (f"a picture that is not of the data set and is skipped{to_encode}" if index.inpaints else
+                             f"a reference that is not encoded and is skipped{to_encode}")
         else:
             references[prompt] = [each for each in found[prompt] if each is not None]
     complete = [PromptRows(prompt=prompt.text, positive=rows[texts[prompt][0].key], settings=prompt.settings,
                            negative=rows[texts[prompt][1].key],
-                           references=tuple(each.latent for each in references[prompt]))
+                           references=tuple(each.latent for each in references[prompt]),
+                           inpaint_mask=next((each.inpaint_mask for each in references[prompt]), None))
                 for prompt in prompts if prompt in references]
     warnings = [f"the prompt in line {prompt.line} of {path} has {what}"
                 for prompt, what in list(lacks.items())[:WARNINGS]]
@@ -191,8 +203,7 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
 
 def most_references(index: Index) -> int:
     """How many reference pictures the manifest's model takes of a prompt."""
-    facts = FAMILIES[index.manifest.family].references
-    return 0 if facts is None else facts.most
+    return FAMILIES[index.manifest.family].most_references
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +236,7 @@ class Encoded:
 
     shown: ShownPicture
     latent: RowRef
+    inpaint_mask: RowRef | None = None  # what is painted of it; None: the family does not inpaint
 
 
 def references_of(index: Index, prompt: Prompt, folder: Path) -> list[Encoded | None]:
@@ -232,7 +244,8 @@ def references_of(index: Index, prompt: Prompt, folder: Path) -> list[Encoded | 
     references, told by their bytes; `None` for each other. No picture is decoded here."""
     if not prompt.references:
         return []
-    known = {each["picture"]: Encoded(shown=shown_in(each), latent=index.ref(each["shard"], each["row"]))
+    known = {each["picture"]: Encoded(shown=shown_in(each), latent=index.ref(each["shard"], each["row"]),
+                                      inpaint_mask=_mask_of(index, [each]))
              for sample in index.manifest.document["prompts"]["samples"] for each in sample.get("references", ())}
     digests = [_digest(folder / name) for name in prompt.references]
     if any(digest not in known for digest in digests):
@@ -254,9 +267,10 @@ def _shown_to_samples(index: Index) -> dict[str, Encoded]:
     sizes = zip(*(columns[name].tolist() for name in ("width", "height")), strict=True)
     placements = [samples.reference_placement(number, (width, height)) for number, (width, height) in enumerate(
         reference_sizes(index.manifest, samples).tolist())]
-    return {digest: Encoded(shown=ShownPicture(digest, size, placement), latent=place)
-            for digest, place, size, placement in zip(samples.reference_digests, places, sizes, placements, strict=True)
-            if not placement.flip}
+    masks = [index.mask_of(number) if index.inpaints else None for number in range(len(places))]  # a view has one
+    every = zip(samples.reference_digests, places, sizes, placements, masks, strict=True)
+    return {digest: Encoded(shown=ShownPicture(digest, size, placement), latent=place, inpaint_mask=mask)
+            for digest, place, size, placement, mask in every if not placement.flip}
 
 
 def _of_manifest(index: Index, why: str) -> CurrentPrompts:

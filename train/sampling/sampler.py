@@ -55,12 +55,21 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
             require_steps(type(scheduler).__name__, scheduler.config, _settings_of(prompt, settings).steps)
         facts, shown = latents_of(rows.index.manifest), list[list[Tensor]]()
         for prompt in prompts:
-            wanted = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
-            made = _denoise(denoiser, pipeline, rows, prompt, _whole(denoiser, wanted), _settings_of(prompt, settings))
+            size = _painted(denoiser, rows, prompt) or _whole(denoiser, (
+                prompt.settings.width or usual[0], prompt.settings.height or usual[1]))
+            made = _denoise(denoiser, pipeline, rows, prompt, size, _settings_of(prompt, settings))
             target = [] if prompt.target is None else [rows.latent(prompt.target).float()]
             shown.append([*(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
         decoded = _decode(model, shown, denoiser.device)
         return [beside(row, row[len(prompt.references)].shape[0]) for prompt, row in zip(prompts, decoded, strict=True)]
+
+
+def _painted(denoiser: Denoiser, rows: Rows, prompt: PromptRows) -> Size | None:
+    """The size of the masked picture that is painted; `None`: the family does not inpaint."""
+    if denoiser.family.inpainting is None:
+        return None
+    height, width = _stored(rows, prompt.references[0]).shape[2:]
+    return width * denoiser.family.factor, height * denoiser.family.factor
 
 
 def _whole(denoiser: Denoiser, size: Size) -> Size:
@@ -114,7 +123,9 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
     references = _references(rows, prompt) if prompt.references else []
-    with _conditioned(denoiser, references), autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
+    shown = (_conditioned(denoiser, references) if prompt.inpaint_mask is None else
+             _inpainting(denoiser, rows.mask(prompt.inpaint_mask), references[0]))
+    with shown, autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
         made = _called(pipeline, {
             **sampling.call(denoiser.model, prompted), "width": size[0], "height": size[1],
@@ -171,6 +182,26 @@ def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[N
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _inpainting(denoiser: Denoiser, mask_1Mhw: Tensor, masked_1Chw: Tensor) -> Iterator[None]:
+    """Lets a pipeline that makes pictures from text alone tell the denoiser, too, what to paint, inside the `with`
+    block."""
+    facts = denoiser.family.inpainting
+    assert facts is not None, "only then a prompt has a mask"
+    mask, masked = (to_device(each, denoiser.device) for each in (mask_1Mhw.float() / 255, masked_1Chw))
+
+    def given(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (facts.join(args[0], mask, masked), *args[1:]), named
+        return args, {**named, "hidden_states": facts.join(named["hidden_states"], mask, masked)}
+
+    hook = denoiser.model.register_forward_pre_hook(given, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:

@@ -56,7 +56,9 @@ def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
         rows |= dict(zip(lacking, encoded, strict=True))
     return tuple(PromptRows(prompt=prompt.text, positive=rows[texts[prompt][0].key], settings=prompt.settings,
                             negative=rows[texts[prompt][1].key],
-                            references=tuple(each.latent for each in references[prompt])) for prompt in prompts)
+                            references=tuple(each.latent for each in references[prompt]),
+                            inpaint_mask=next((each.inpaint_mask for each in references[prompt]), None))
+                 for prompt in prompts)
 
 
 def _references(index: Index, prompt: Prompt) -> tuple[Encoded, ...]:
@@ -65,6 +67,9 @@ def _references(index: Index, prompt: Prompt) -> tuple[Encoded, ...]:
     if count > most:
         raise ConfigError(f"--prompt has {counted(count, 'reference')}, expected at most {most}, as family "
                           f"'{index.manifest.family}' takes", hint="omit --ref" if most == 0 else "omit some --ref")
+    if index.inpaints and not count:
+        raise ConfigError(f"--prompt names no picture, expected one of the data set to paint into, as family "
+                          f"'{index.manifest.family}' does", hint="--ref PICTURE")
     found = references_of(index, prompt, Path())
     for name, row in zip(prompt.references, found, strict=True):
         if row is None:

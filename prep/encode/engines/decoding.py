@@ -15,9 +15,9 @@ from prep.digest import digest_bytes
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage
 from prep.fs.blob import error_code, read_blob
 from prep.geometry import fits_scaled
-from prep.images.decode import decode_as_stored, decode_picture, quiet_pillow, scale_and_crop
+from prep.images.decode import Pixels, decode_as_stored, decode_picture, quiet_pillow, scale_and_crop
 from prep.images.formats.parts import BadPicture, NoDecoder
-from prep.images.mask import alpha_of, decode_mask, place_mask
+from prep.images.mask import alpha_of, decode_mask, hole_cells, place_hole, place_mask
 from prep.workers.service import DECODING, Service, Task
 
 LIMITS = DECODING
@@ -26,11 +26,10 @@ LIMITS = DECODING
 def pixels_of(message: PictureMessage) -> PixelsMessage:
     """The pixels of a file, if it still has the digest in the row's key; else the reason. Raises `MemoryError`."""
     try:
-        data = read_blob(message.blob())
-        if digest_bytes(data) != message.digest:
-            return PixelsMessage(code="changed-meanwhile",
-                                 detail="changed while it was being encoded; run the command again")
-        return PixelsMessage(pixels=np.ascontiguousarray(_made(message, data)).data.cast("B"))
+        return PixelsMessage(pixels=np.ascontiguousarray(_made(message)).data.cast("B"))
+    except _Changed:
+        return PixelsMessage(code="changed-meanwhile",
+                             detail="changed while it was being encoded; run the command again")
     except OSError as error:
         return PixelsMessage(code=error_code(error), detail=f"cannot be read: {error.strerror or error}")
     except NoDecoder as error:  # not the picture's fault
@@ -39,17 +38,27 @@ def pixels_of(message: PictureMessage) -> PixelsMessage:
         return PixelsMessage(code=error.code, detail=error.detail, bad=True)
 
 
-def _made(message: PictureMessage, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    placement = message.placement()
+class _Changed(Exception):
+    """A file has another digest than the row's key says."""
+
+
+def _made(message: PictureMessage) -> Pixels:
+    data, placement = read_blob(message.blob()), message.placement()
+    if digest_bytes(data) != message.digest:
+        raise _Changed
     if message.reading == "picture":
-        return scale_and_crop(decode_picture(data, alpha=message.color), placement)
+        pixels = scale_and_crop(decode_picture(data, alpha=message.color), placement)
+        return pixels if message.hole is None else np.dstack([pixels, 255 - _made(message.hole)])
     if message.reading == "stored":
         return scale_and_crop(decode_as_stored(data), placement)
     mask = alpha_of(data) if message.reading == "alpha" else decode_mask(data)
     if not fits_scaled(mask.size, placement.scaled):
         width, height = mask.size
         raise BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
-    return place_mask(mask, placement, message.factor)
+    if message.cell == "mean":
+        return place_mask(mask, placement, message.factor)[None]
+    hole = place_hole(mask, placement)
+    return hole if message.cell == "whole" else hole_cells(hole, message.factor, message.cell)
 
 
 def _decode(message: PictureMessage) -> Iterator[PixelsMessage]:

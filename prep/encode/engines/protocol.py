@@ -16,6 +16,9 @@ from prep.parse import Unparsed
 
 # What is made of a file: pixels; pixels as other programs see them; a mask of it, or of its transparency.
 Reading = Literal["picture", "stored", "mask", "alpha"]
+# What a mask has of a latent cell: its mean; of one that says what is to be painted its first pixel, or all of them;
+# or it stays as large as the picture, to cut it out of that.
+Cell = Literal["mean", "first", "all", "whole"]
 
 
 class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -33,17 +36,19 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     color: str  # that transparency is flattened onto
     factor: int  # pixels per latent cell and side
     data: bytes | None = None  # of an object in a store
+    cell: Cell = "mean"  # of a mask
+    hole: PictureMessage | None = None  # the mask of what is cut out of the picture; None: nothing
 
     @classmethod
-    def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str,
-           factor: int, stop: threading.Event = NEVER) -> PictureMessage:
+    def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str, factor: int,
+           cell: Cell = "mean", hole: PictureMessage | None = None, stop: threading.Event = NEVER) -> PictureMessage:
         """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`, `Stopped`."""
         whole = fetched(blob, stop=stop)
         if whole.fault is not None:
             raise whole.fault
         return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,
                    scaled=placement.scaled, crop=placement.crop, bucket=placement.bucket, flip=placement.flip,
-                   color=color, factor=factor, data=whole.data)
+                   color=color, factor=factor, data=whole.data, cell=cell, hole=hole)
 
     def blob(self) -> Blob:
         """The file, as a blob."""
@@ -55,10 +60,14 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the pixels: [H, W, 3] of a picture, [h, w] of a mask."""
+        """Of the pixels: [H, W, 3] of a picture, with a fourth channel if it has a hole: 0 there, 255 elsewhere;
+        [M, h, w] of a mask, [H, W] of a whole one."""
         wide, high = self.bucket
-        pixels = self.reading in ("picture", "stored")
-        return (high, wide, 3) if pixels else (high // self.factor, wide // self.factor)
+        if self.reading in ("picture", "stored"):
+            return high, wide, 3 if self.hole is None else 4
+        if self.cell == "whole":
+            return high, wide
+        return self.factor**2 if self.cell == "all" else 1, high // self.factor, wide // self.factor
 
 
 class PixelsMessage(msgspec.Struct, frozen=True, array_like=True):

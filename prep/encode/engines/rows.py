@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
-from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
+from prep.encode.engines.protocol import Cell, PictureMessage, PixelsMessage, Reading
 from prep.encode.engines.tools import Tools
 from prep.encode.options import TEXT_BATCH
 from prep.encode.targets import Made, PictureTarget, TextTarget
@@ -80,7 +82,7 @@ def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int
 def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str, Made]]:
     """Begins a batch: its rows, which are waited for when the first is asked for."""
     good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
-    latents = encoder.begin(np.stack([image for _, image in good])) if good else list
+    latents = encoder.begin(_together([image for _, image in good])) if good else list
 
     def rows() -> Iterator[tuple[str, Made]]:
         made = dict(zip((key for key, _ in good), latents(), strict=True))
@@ -94,8 +96,19 @@ def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str
     return rows()
 
 
+def _together(images: Sequence[Pixels]) -> Pixels:
+    """Pictures as a batch, with a fourth channel if one of them has a hole."""
+    if len({image.shape[2] for image in images}) == 1:
+        return np.stack(images)
+    batch = np.full((len(images), *images[0].shape[:2], 4), 255, np.uint8)
+    for image, pixels in zip(batch, images, strict=True):
+        image[..., :pixels.shape[2]] = pixels
+    return batch
+
+
 def picture_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
-    """The pixels (uint8 [H, W, 3]) that the VAE gets for a target, decoded by a worker; or why there are none."""
+    """The pixels (uint8 [H, W, 3]; with a hole [H, W, 4], the last channel 0 there and 255 elsewhere) that the VAE gets
+    for a target, decoded by a worker; or why there are none."""
     return _decoded(job, target, "picture", decoders)
 
 
@@ -106,16 +119,19 @@ def imported_row(job: Job, target: PictureTarget, _decoders: WorkerPool) -> Made
 
 
 def mask_row(job: Job, target: PictureTarget, decoders: WorkerPool) -> Made:
-    """The mask (uint8 [1, h, w] of latent cells) of a target, decoded by a worker; or why there is none."""
-    made = _decoded(job, target, "alpha" if job.origin == "alpha" else "mask", decoders)
-    return {"mask": made[None]} if isinstance(made, np.ndarray) else made
+    """The mask (uint8 [M, h, w] of latent cells) of a target, decoded by a worker; or why there is none."""
+    made = _decoded(job, target, _mask_reading(job), decoders)
+    return {"mask": made} if isinstance(made, np.ndarray) else made
+
+
+def _mask_reading(job: Job) -> Reading:
+    return "alpha" if job.origin == "alpha" else "mask"
 
 
 def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
     """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
     try:
-        message = PictureMessage.of(reading, target.blob, target.digest, target.placement, color=job.alpha,
-                                    factor=job.specs.family.factor, stop=decoders.closed)
+        message = _message(job, target, reading, decoders.closed)
         (answer,) = decoders.ask(DECODE, message, LIMITS)
         if not answer.code:
             return answer.array(message.shape)
@@ -129,6 +145,15 @@ def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: Worker
     if answer.bad:
         return Reject(key=target.key, code=answer.code, detail=answer.detail)
     return Finding(path=target.name, code=answer.code, severity="error", detail=f"{target.file} {answer.detail}")
+
+
+def _message(job: Job, target: PictureTarget, reading: Reading, stop: threading.Event) -> PictureMessage:
+    """What a worker is asked for. Raises `OSError`, `StoreError`, `Stopped`."""
+    family, hole = job.specs.family, target.hole
+    ask = partial(PictureMessage.of, placement=target.placement, color=job.alpha, factor=family.factor, stop=stop)
+    cut = None if hole is None else ask(_mask_reading(job), hole.blob, hole.digest, cell="whole")
+    cell: Cell = "mean" if family.inpainting is None else family.inpainting.cell
+    return ask(reading, target.blob, target.digest, cell=cell, hole=cut)
 
 
 def non_finite(key: str, what: str) -> Reject:

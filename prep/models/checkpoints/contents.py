@@ -179,22 +179,28 @@ NAMED_AS: Mapping[str, str] = {"flux2_klein": "flux2", "flux_kontext": "flux", "
 
 
 def _family(shapes: _Shapes) -> str:
-    return next((name for name, is_one in _FAMILIES if shapes and is_one(shapes)), "")
+    name = next((name for name, is_one in _FAMILIES if shapes and is_one(shapes)), "")
+    return f"{name}_inpaint" if _first(shapes)[1:2] == (9,) else name
+
+
+def _first(shapes: _Shapes) -> Shape:
+    """The shape of a UNet's first layer; () of another denoiser."""
+    return shapes.get("input_blocks.0.0.weight", shapes.get("conv_in.weight", ()))
 
 
 _ENDS = ("ref_time_in.", "target_timestep_embedder.")  # FLUX.3 klein's, by both names
 
 
 def _refuse_other_inputs(path: Path, shapes: _Shapes) -> None:
-    """Raises `ModelError` for a UNet that is given more than a noisy latent, for SDXL's refiner, and for a denoiser
-    that is told where each step ends."""
+    """Raises `ModelError` for a UNet that is given more than a noisy latent, or a masked picture beside it, for SDXL's
+    refiner, and for a denoiser that is told where each step ends."""
     if any(name.startswith(_ENDS) for name in shapes):
         raise distilled(path)
-    first = shapes.get("input_blocks.0.0.weight", shapes.get("conv_in.weight", ()))
-    if _is_unet(shapes) and len(first) == 4 and first[1] != 4:
-        raise ModelError(f"{path} is a UNet that takes {first[1]} channels, expected 4: it makes pictures from other "
-                         "pictures, and such models are not supported", hint="name the model that makes pictures from "
-                         "text alone")
+    first = _first(shapes)
+    if _is_unet(shapes) and len(first) == 4 and first[1] not in (4, 9):
+        raise ModelError(f"{path} is a UNet that takes {first[1]} channels, expected 4, or 9 to inpaint: it makes "
+                         "pictures from other pictures, and such models are not supported",
+                         hint="name the model that makes pictures from text alone")
     if _is_unet(shapes) and _context(shapes) == 1280:
         raise ModelError(f"{path} is the refiner of SDXL, which is not supported", hint="name SDXL's base model")
 

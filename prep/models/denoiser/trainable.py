@@ -49,7 +49,7 @@ def missing_files(model: Model, family: Family) -> tuple[str, ...]:
 def check_widths(model: Model, family: Family, config: Mapping[str, Any], text: Mapping[str, Shape], hint: str) -> None:
     """Raises `ModelError` if the denoiser, or the conditioner before it, takes latents or text of other widths.
     `config`: the denoiser's. `text`: shapes of the arrays of a text row; those that are not there are not checked."""
-    shapes, widths = {"latent": (family.latent_channels,), **text}, [(family.denoiser, config, family.config_widths)]
+    shapes, widths = {"latent": (family.input_channels,), **text}, [(family.denoiser, config, family.config_widths)]
     if family.conditioner is not None and os.path.lexists(model / family.conditioner.component / "config.json"):
         component = family.conditioner.component
         own, (made, taken) = Configs(model)(component), family.conditioner.joint

@@ -25,16 +25,20 @@ from prep.models.families import (
     sana,
     sd3,
     sd15,
+    sd15_inpaint,
     sd21,
     sdxl,
+    sdxl_inpaint,
     zimage,
 )
 from prep.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     sd15.FAMILY,
+    sd15_inpaint.FAMILY,
     sd21.FAMILY,
     sdxl.FAMILY,
+    sdxl_inpaint.FAMILY,
     sd3.FAMILY,
     flux.FAMILY,
     flux_kontext.FAMILY,

@@ -69,7 +69,7 @@ def state_of(survey: Survey) -> SourceState:
     """The samples of a survey, in their buckets."""
     recipe, items = survey.recipe, survey.items
     listed = Ingested(items=items, findings=survey.findings)
-    bucketing = buckets_for(recipe, listed)
+    bucketing = buckets_for(recipe, listed, unmasked=True)
     seats = sorted(placed_items(recipe, items, roles_of(recipe, items)[0], bucketing),
                    key=lambda seat: (seat.id, seat.item.item.name))  # the order of the table
     coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in seats

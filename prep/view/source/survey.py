@@ -73,7 +73,7 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
 
 def _is_unusable(code: str) -> bool:
     """Whether a scan's finding is that the picture itself cannot be decoded: prep encode rejects it, too."""
-    return CODES[code][0] == "error" and not code.startswith(("caption", "mask", "bad-table"))
+    return CODES[code][0] == "error" and not code.startswith(("caption", "mask", "missing-mask", "bad-table"))
 
 
 def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs: int,

@@ -138,10 +138,20 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options
+    if "mask_image" in inspect.signature(pipeline.__call__).parameters:
+        options = {"image": Image.new("RGB", (side, side), "teal"), "mask_image": half_white(side), "strength": 1.0,
+                   } | options
     with known_warnings():
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
     return over_white(np.asarray(made.images[0]))
+
+
+def half_white(side: int) -> Image.Image:
+    """A mask, white in its left half."""
+    mask = Image.new("L", (side, side))
+    mask.paste(255, (0, 0, side // 2, side))
+    return mask
 
 
 def over_white(picture: Any) -> Any:

@@ -24,6 +24,25 @@ def sd21(prediction: str = "v_prediction") -> Any:
     return _stable_diffusion(tokenizers.open_clip(), unet, prediction)
 
 
+def sd15_inpaint() -> Any:
+    """Stable Diffusion 1.5 for inpainting: the mask and the masked picture beside the noise."""
+    unet = _unet(WIDTH, attention_head_dim=2, in_channels=9)
+    return _inpainting(_untyped.StableDiffusionInpaintPipeline, sd15(), unet, safety_checker=None,
+                       feature_extractor=None, requires_safety_checker=False)
+
+
+def sdxl_inpaint() -> Any:
+    """SDXL for inpainting."""
+    whole = sdxl()
+    unet = _untyped.UNet2DConditionModel.from_config({**whole.unet.config, "in_channels": 9})
+    return _inpainting(_untyped.StableDiffusionXLInpaintPipeline, whole, unet, add_watermarker=False)
+
+
+def _inpainting(kind: Any, whole: Any, unet: Any, **options: Any) -> Any:
+    parts = {name: part for name, part in whole.components.items() if part is not None} | {"unet": unet}
+    return kind(**parts, **options)
+
+
 def _stable_diffusion(tokenizer: Any, unet: Any, prediction: str) -> Any:
     return _untyped.StableDiffusionPipeline(
         vae=vaes.stable_diffusion(), text_encoder=text_encoders.clip(tokenizer), tokenizer=tokenizer, unet=unet,
@@ -51,9 +70,9 @@ def sdxl(second_width: int = WIDTH) -> Any:
     )
 
 
-def _unet(text_channels: int, **options: Any) -> Any:
+def _unet(text_channels: int, in_channels: int = 4, **options: Any) -> Any:
     return _untyped.UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(16, 16), layers_per_block=1,
+        sample_size=8, in_channels=in_channels, out_channels=4, block_out_channels=(16, 16), layers_per_block=1,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         norm_num_groups=4, cross_attention_dim=text_channels, **options,
     )
