@@ -155,8 +155,8 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
         dtype = DTYPES[str(fields[field].arrays[array]["dtype"])]
         return slot.take(array, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
 
-    inpaints = rows.index.inpaints
-    latent, mask = take("latent", "latent"), take("mask", "mask") if masked or inpaints else None
+    latent, inpaints = take("latent", "latent"), rows.index.inpaints
+    mask = take("mask", "mask") if masked or inpaints else None
     posterior = [draw.posterior for draw in draws if draw.posterior is not None]  # of all draws, or of none
     std = take("latent", STD) if posterior else None
     references = _take_references(slot, [(count, *shape) for shape in rows.reference_shapes(draws[0])], latent.dtype)
@@ -171,10 +171,7 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     except (StoreError, NotFetched):  # their hints help, and each look for its rows would ask the store again
         raise
     except CacheError as error:
-        bad = [draw for draw in draws if _is_bad(rows, draw, buffers)]
-        names = ", ".join(sorted({f"'{printable(rows.index.samples.name(draw.sample))}'" for draw in bad or draws}))
-        hint = repair_command(rows.index.manifest, recorded=not isinstance(error, UnrecordedDamage))
-        raise CacheError(f"{error.message} (needed for {names})", hint=hint) from None
+        raise _named(error, rows, draws, buffers) from None
     timestep = slot.take("timestep", (count,), torch.int64)
     timestep.numpy()[:] = [draw.timestep for draw in draws]
     weight = slot.take("weight", (count,), torch.float32)
@@ -367,6 +364,14 @@ def _fill(rows: Rows, places: RowPlaces, out: _Buffers) -> dict[str, Tensor]:
         out.mask.fill_(255)
         rows.fill(out.mask, "mask", "mask", places.masks, out.slot.targets("mask"))
     return text
+
+
+def _named(error: CacheError, rows: Rows, draws: Sequence[Draw], out: _Buffers) -> CacheError:
+    """An error of reading rows that names the samples whose rows these are."""
+    bad = [draw for draw in draws if _is_bad(rows, draw, out)]
+    names = ", ".join(sorted({f"'{printable(rows.index.samples.name(draw.sample))}'" for draw in bad or draws}))
+    return CacheError(f"{error.message} (needed for {names})",
+                      hint=repair_command(rows.index.manifest, recorded=not isinstance(error, UnrecordedDamage)))
 
 
 def _is_bad(rows: Rows, draw: Draw, out: _Buffers) -> bool:

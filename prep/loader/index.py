@@ -99,9 +99,8 @@ class Index:
 
     @property
     def inpaints(self) -> bool:
-        """Whether the model is told by masks what to paint: each sample then has one, and its masked latent as its
-        reference."""
-        return FAMILIES[self.manifest.family].inpainting is not None
+        """Whether the model is told by masks what to paint."""
+        return self.manifest.inpaints
 
     @cached_property
     def seeing(self) -> bool:

@@ -17,7 +17,6 @@ from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
-from prep.models.families.registry import FAMILIES
 from prep.parse import RGB
 
 LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
@@ -161,7 +160,7 @@ class _SampleKeys:
         self._manifest = audit.manifest
         self.knows_masks = self._masks is not None
         # Those of masked pictures have digests of masks.
-        self.knows_references = FAMILIES[audit.manifest.family].inpainting is None
+        self.knows_references = not audit.manifest.inpaints
         color = latents.get("alpha")
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 

@@ -61,7 +61,7 @@ def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
 
 def _require_masked(manifest: Manifest) -> None:
     """Raises `CacheError` unless samples of a family that inpaints have their own masked picture as their reference."""
-    if FAMILIES[manifest.family].inpainting is not None:
+    if manifest.inpaints:
         for size, references in manifest.shapes:
             if references != (size,):
                 raise CacheError(f"{manifest.path} has the bucket {format_bucket((size, references))}, expected one "
@@ -109,7 +109,7 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield "coverage", samples.coverage, ~known | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
-    if FAMILIES[manifest.family].inpainting is not None:
+    if manifest.inpaints:
         yield "mask_shard", shard, ~none, "a shard, as a model that inpaints needs"
     counts = np.diff(samples.reference_offsets)
     each = np.array([len(references) for _, references in manifest.shapes] or [0])[samples.bucket]

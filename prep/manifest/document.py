@@ -26,6 +26,7 @@ from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
 from prep.geometry import BucketShape, Size, have_references
 from prep.manifest.schema import check_document
+from prep.models.families.registry import FAMILIES
 from prep.models.named import is_there, named_in
 from prep.parse import Unparsed, brief
 from prep.parse import sealed_json as sealed
@@ -84,6 +85,12 @@ class Manifest:
     def in_store(self) -> bool:
         """Whether it is in a store: rows are uploaded there, and what it names besides its cache is elsewhere."""
         return isinstance(self.path, Bucket)
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether its model is told by masks what to paint: each view has one, and its masked picture's latent as its
+        reference."""
+        return FAMILIES[str(self.document["family"])].inpainting is not None
 
     @property
     def model(self) -> Path | str:

@@ -63,9 +63,7 @@ class ScanCall:
 def run_scan(call: ScanCall) -> ScanReport:
     """The report, with the selected findings only. Raises `UsageError`, `PathError`, `ModelError`."""
     _check(call)
-    recipe, choice = call.recipe, call.recipe.scan
-    nears = [finding(".", code, "") for code in sorted(NEAR_CODES)]
-    compare = bool(apply_policy(nears, choice, select=call.select, ignore=call.ignore))
+    recipe, choice, compare = call.recipe, call.recipe.scan, _compares(call)
     tokens = nothing_else if call.model is None else _token_check(call.model, recipe)
     blobs: dict[str, Blob] = {}
     owners: dict[str, int] = {}  # the sources of pictures without a caption
@@ -80,15 +78,12 @@ def run_scan(call: ScanCall) -> ScanReport:
             return tokens(item, examined)
         if call.show is not None:
             blobs[item.label] = item.picture
-        lacking = list(unmasked(item, examined))
+        lacking, short = list(unmasked(item, examined)), below(item.label, examined.identity.size)
         if lacking:
             bare[item.label] = examined.usable
-        more = [*tokens(item, examined), *lacking]
-        short = below(item.label, examined.identity.size)
-        if short is None:
-            return more
-        small[item.label] = examined.usable
-        return (*more, short)
+        if short is not None:
+            small[item.label] = examined.usable
+        return (*tokens(item, examined), *lacking, *(() if short is None else (short,)))
 
     elsewhere = nullcontext() if call.cluster is None else on_cluster(call.cluster, recipe, call.notice)
     with elsewhere as crew, closing(_memory(call)) as memory:
@@ -105,6 +100,12 @@ def run_scan(call: ScanCall) -> ScanReport:
     if call.show is not None:
         call.show(report, lambda names: _previews([name for name in names if name in blobs], blobs, call.jobs))
     return report
+
+
+def _compares(call: ScanCall) -> bool:
+    """Whether near-duplicates are asked for."""
+    nears = [finding(".", code, "") for code in sorted(NEAR_CODES)]
+    return bool(apply_policy(nears, call.recipe.scan, select=call.select, ignore=call.ignore))
 
 
 def recall_scan(recipe: Recipe, items: Iterable[Item]) -> tuple[tuple[Finding, ...], int]:

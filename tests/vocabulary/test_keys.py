@@ -38,6 +38,8 @@ GOLDEN = {
         "b5138e55a059719479a45328eabc158dad4c9d6e8c166e19a7876d6432fc4e5e"),
     "mask": (mask_key(PICTURE, PLACEMENT, MASK),
              "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
+    "masked latent": (keys.MaskedLatentKeys(LATENT, MASK).key(PICTURE, "23" * 32, PLACEMENT, (255, 255, 255)),
+                      "95c4c090110b344c60b00eec7fd70c38fe1dce414657cdf76f887ddf86cfd351"),
     "text": (keys.text_key("a red dog", TEXT),
              "1ea7cf897472e8592d5fdf602249ecc626726e0f47349a6b3edbd56d85508974"),
     "text, not ASCII": (keys.text_key("ein roter Hünd 犬 🐕", TEXT),
@@ -116,6 +118,8 @@ def test_keys_are_digests_of_canonical_json_however_they_are_put_together(contex
         == digest_json({"kind": "latent", "picture": words, "alpha": alpha, **shared})
     assert keys.MaskKeys(context).key(words, placement) == mask_key(words, placement, context) \
         == digest_json({"kind": "mask", "origin": words, **shared})
+    assert keys.MaskedLatentKeys(context, {"factor": 8}).key(words, words, placement, alpha) == digest_json(
+        {"kind": "masked latent", "picture": words, "origin": words, "alpha": alpha, "mask": {"factor": 8}, **shared})
     assert keys.TextKeys(context).key(words) == keys.text_key(words, context) \
         == digest_json({"kind": "text", "caption": words, "context": context})
     own = {**context, "negatives": "own"}

@@ -18,7 +18,7 @@ import torch
 from family_cases import CASES
 from original_checkpoints import write_original
 from original_layout import published
-from pictures import draw
+from pictures import draw, draw_mask
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
@@ -37,7 +37,8 @@ NAMES = {"sd3": original_layout.SD3, "flux2": original_layout.FLUX2, "zimage": o
          "auraflow": original_layout.AURAFLOW, "krea2": original_layout.KREA2,
          "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3,
          "anima": original_layout.ANIMA}
-WHOLE = {"sd15": {}, "sd21": {}, "sdxl": {"second_width": 48}}  # families whose checkpoints have all parts
+# Families whose checkpoints have all parts.
+WHOLE = {"sd15": {}, "sd15_inpaint": {}, "sd21": {}, "sdxl": {"second_width": 48}}
 STEM = "diffusion_pytorch_model.safetensors"
 BUILDS = sorted({case.build for case in CASES if not case.options})
 
@@ -45,6 +46,7 @@ BUILDS = sorted({case.build for case in CASES if not case.options})
 def pictures(root: Path) -> Path:
     for number, caption in enumerate(("a red cat", "two dogs on a bench", "a blue bird")):
         draw(root / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(caption)
+        draw_mask(root / "photos" / f"{number}-masklabel.png", (64, 64))
     return root / "photos"
 
 

@@ -20,7 +20,8 @@ from prep.models.weights import Scales, read_metadata, read_tensors, scales_in
 CHECKPOINTS = (".safetensors", ".sft")
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 # Configs and tokenizers of published models, in the package: those of runwayml's Stable Diffusion 1.5, and of
-# stabilityai's 2.1, 2.1-base and XL base 1.0. Their tokenizers have no files of a vocabulary: all have CLIP's, which
+# stabilityai's 2.1, 2.1-base and XL base 1.0; of 1.5 and XL also for inpainting, whose UNets take 9 channels. Their
+# tokenizers have no files of a vocabulary: all have CLIP's, which
 # `pipeline.tokenizer_files` adds.
 PUBLISHED = Path(__file__).parents[1] / "published"
 
@@ -28,7 +29,7 @@ PUBLISHED = Path(__file__).parents[1] / "published"
 def published(name: str) -> Path | None:
     """The package's configs of this name; `None` if it has none."""
     folder = PUBLISHED / name
-    return folder if re.fullmatch(r"[a-z0-9-]+", name) and (folder / "model_index.json").is_file() else None
+    return folder if re.fullmatch(r"[a-z0-9_-]+", name) and (folder / "model_index.json").is_file() else None
 
 
 def name_configs(file: Path | str) -> str:

@@ -83,6 +83,7 @@ def _picture_lines(outlook: EpochPreview, document: Mapping[str, Any], listed: i
         ("enlarged", [f"{shell_name(picture.name)} (x{picture.scale:.2f})"
                       for picture in pictures if picture.upscaled]),
         *_unused(finding for finding in findings if finding["code"] == "too-small"),
+        ("without a mask to paint into", _paths(findings, "missing-mask")),
         ("cropped by more than --max-crop", _paths(findings, "heavy-crop")),
         ("enlarged more than --max-upscale", _paths(findings, "heavy-upscale")),
         ("in a bucket below min_bucket", _paths(findings, "small-bucket")),

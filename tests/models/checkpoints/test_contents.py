@@ -24,14 +24,18 @@ from prep.models.text.tokenizer import load_tokenizer
 PARAMETERS = {"sd15": (859_520_964, 83_653_863, 123_060_480), "sd21": (865_910_724, 83_653_863, 340_387_840),
               "sd21-base": (865_910_724, 83_653_863, 340_387_840),
               "sdxl": (2_567_463_684, 83_653_863, 123_060_480, 694_659_840)}
+FIVE = 5 * 320 * 9  # of the first layer: five channels more, for inpainting
+PARAMETERS |= {f"{name}_inpaint": (PARAMETERS[name][0] + FIVE, *PARAMETERS[name][1:]) for name in ("sd15", "sdxl")}
 FIRST, CONTEXT = "input_blocks.0.0.weight", "input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
 
 
 def unet(family: str) -> dict[str, torch.Tensor]:
     """Tensors of a UNet that tell its family, in the published shapes."""
-    width, at = {"sd15": (768, 1), "sd21": (1024, 1), "sdxl": (2048, 4)}[family]
-    found = {FIRST: torch.zeros(320, 4, 3, 3), CONTEXT.format(at): torch.zeros(320 * (1 + (at > 1)), width)}
-    if family == "sdxl":
+    plain, _, inpainting = family.partition("_")
+    width, at = {"sd15": (768, 1), "sd21": (1024, 1), "sdxl": (2048, 4)}[plain]
+    found = {FIRST: torch.zeros(320, 9 if inpainting else 4, 3, 3),
+             CONTEXT.format(at): torch.zeros(320 * (1 + (at > 1)), width)}
+    if plain == "sdxl":
         found["label_emb.0.0.weight"] = torch.zeros(1280, 2816)
     return {f"model.diffusion_model.{name}": value for name, value in found.items()}
 
@@ -70,6 +74,7 @@ def test_the_package_s_tokenizers_give_clip_s_tokens(name):
 
 @pytest.mark.parametrize(("family", "more", "metadata", "configs", "prediction"), [
     ("sd15", {}, None, "sd15", "epsilon"), ("sdxl", {}, None, "sdxl", "epsilon"),
+    ("sd15_inpaint", {}, None, "sd15_inpaint", "epsilon"), ("sdxl_inpaint", {}, None, "sdxl_inpaint", "epsilon"),
     ("sdxl", {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}, None, "sdxl", "v_prediction"),
     ("sdxl", {}, {"modelspec.prediction_type": "v"}, "sdxl", "v_prediction"),
     ("sd21", {}, {"modelspec.prediction_type": "v"}, "sd21", "v_prediction"),
@@ -103,6 +108,8 @@ def test_what_sd_2_predicts_is_never_guessed(tmp_path):
     ({"text_encoders.t5xxl.transformer.shared.weight": 1}, "has text encoders and no denoiser, expected a model"),
     ({"input_blocks.0.0.weight": (2, 4, 3, 3), "x.attn2.to_k.weight": (2, 1280)},
      "is the refiner of SDXL, which is not supported"),
+    ({"input_blocks.0.0.weight": (2, 8, 3, 3), "x.attn2.to_k.weight": (2, 768)},
+     "is a UNet that takes 8 channels, expected 4, or 9 to inpaint"),
     ({}, "has no tensors")])
 def test_other_files_say_what_they_are(names, said, tmp_path):
     path = tmp_path / "x.safetensors"

@@ -1,0 +1,387 @@
+"""Inpainting from pictures and masks to steps: what is encoded, said, refused, drawn, and encoded again after a change.
+
+Stable Diffusion 1.5 stands for the families that inpaint; tests/whole/test_families.py compares each with its pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+from pictures import draw, draw_mask
+from PIL import Image
+from runs import events
+from safetensors.torch import load_file
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep.errors import ConfigError
+from prep.fs import memo
+from prep.loader.index import Index, open_index
+from prep.loader.rows import Rows
+from prep.manifest.document import read_manifest
+from prep.models.vae import load_vae
+from prep.recipe.prompts import parse_prompt
+from train.sampling.prompts import cached, current, of_captions
+from train.sampling.text import encode_prompts
+
+SCHEMAS = Path(__file__).parents[2] / "manifests"
+SIZES = [(64, 64), (64, 64), (96, 64), (96, 64)]
+RECIPE = """
+[model]
+path = "model"
+dtype = "float32"
+[image]
+resolution = 64
+step = 32
+buckets = "list"
+sizes = ["64x64", "96x64"]
+[[source]]
+path = "photos"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A directory with pictures, masks, a recipe, and what was encoded of them."""
+
+    root: Path
+    prep: Callable[..., Any]
+
+    @property
+    def index(self) -> Index:
+        return open_index(read_manifest(self.root / "m.json"))
+
+    def encode(self, *options: object) -> Any:
+        """What `prep encode` says."""
+        return self.prep("encode", self.root / "r.toml", "--cache", self.root / "cache", "-o", self.root / "m.json",
+                         "--device", "cpu", "--json", "--quiet", *options)
+
+    def again(self, *options: object) -> tuple[int, int, int]:
+        """The latents, masks and texts that another `prep encode` makes."""
+        result = self.encode(*options)
+        assert result.code == 0, result.err
+        made = result.json["encoded"]
+        return made["latent"], made["mask"], made["text"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all tests begin with; never changed but by the first that encodes it."""
+    root = tmp_path_factory.mktemp("inpainting")
+    tiny_pipelines.save("sd15_inpaint", root / "model")
+    for number, size in enumerate(SIZES):
+        draw(root / f"photos/{number}.png", size, seed=number).with_suffix(".txt").write_text(f"number {number}")
+        draw_mask(root / f"photos/{number}-masklabel.png", size)
+    (root / "r.toml").write_text(RECIPE)
+    return root
+
+
+@pytest.fixture
+def world(whole: Path, prep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world of the test's own, encoded."""
+    monkeypatch.setattr(memo, "REST_NS", -(10**12))  # as if files had been at rest for long
+    if not (whole / "m.json").exists():
+        assert World(root=whole, prep=prep).again() == (8, 2, 5)
+    shutil.copytree(whole, tmp_path / "world")
+    return World(root=tmp_path / "world", prep=prep)
+
+
+def pixels_of(path: Path) -> torch.Tensor:
+    """[1, 3, H, W] from -1 to 1."""
+    with Image.open(path) as opened:
+        pixels = np.asarray(opened.convert("RGB"), np.float32)
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
+
+
+def test_a_masked_picture_is_encoded_with_gray_where_its_mask_is_white(world: World) -> None:
+    """Beside the whole one, in one batch with it or not."""
+    index, rows, vae = world.index, Rows(world.index), load_vae(world.root / "model", torch.float32)
+    assert set(index.manifest.shapes) == {((64, 64), ((64, 64),)), ((96, 64), ((96, 64),))}
+    samples = index.samples
+    for sample in range(len(samples)):
+        name, view = samples.name(sample), int(samples.view_offsets[sample])
+        (reference,) = samples.references_of(sample, view)
+        assert samples.reference_name(sample, reference) == name
+        whole = pixels_of(world.root / "photos" / name)
+        hidden = whole.clone()
+        hidden[..., :whole.shape[3] // 2] = 0
+        for pixels, columns, at in ((whole, samples.views, view), (hidden, samples.references, reference)):
+            with torch.no_grad():
+                wanted = vae.encode(pixels).latent_dist.mean
+            place = index.ref(int(columns["latent_shard"][at]), int(columns["latent_row"][at]))
+            torch.testing.assert_close(rows.latent(place), wanted, rtol=1e-4, atol=1e-4)
+        mask = rows.mask(index.mask_of(view))[0, 0]
+        assert mask[:, :mask.shape[1] // 2].min() == 255 and mask[:, mask.shape[1] // 2:].max() == 0
+
+
+def test_pictures_alone_in_their_batches_have_the_same_rows(world: World) -> None:
+    wanted = rows_of(world)
+    shutil.rmtree(world.root / "cache")
+    assert world.again("--batch-size", 1) == (8, 2, 5)
+    torch.testing.assert_close(rows_of(world), wanted, rtol=1e-4, atol=1e-4)
+
+
+def rows_of(world: World) -> list[torch.Tensor]:
+    """The latents of whole pictures, then those of masked ones."""
+    samples, rows = world.index.samples, Rows(world.index)
+    return [rows.latent(place) for columns in (samples.views, samples.references)
+            for place in world.index.refs(columns["latent_shard"], columns["latent_row"])]
+
+
+# ---- what is encoded again -------------------------------------------------------------------------------------------
+
+
+def shift_mask(root: Path) -> None:
+    path = root / "photos/0-masklabel.png"
+    mask = Image.new("L", SIZES[0], 0)
+    mask.paste(255, (0, 0, 40, 64))
+    mask.save(path)
+
+
+def swap_masks(root: Path) -> None:
+    draw(root / "photos/1-masklabel.png", SIZES[1], seed=5)
+    first, second = root / "photos/0-masklabel.png", root / "photos/1-masklabel.png"
+    first.rename(root / "aside.png")
+    second.rename(first)
+    (root / "aside.png").rename(second)
+
+
+def rename(root: Path) -> None:
+    for path in list((root / "photos").glob("2*")):
+        path.rename(path.with_name(path.name.replace("2", "zebra", 1)))
+
+
+def into_folder(root: Path) -> None:
+    (root / "masks").mkdir()
+    for path in list((root / "photos").glob("*-masklabel.png")):
+        path.rename(root / "masks" / path.name)
+    (root / "r.toml").write_text(f'{RECIPE}mask = "masks"\n')
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], tuple[int, int, int]]] = {  # latents, masks and texts made
+    "nothing": (lambda root: None, (0, 0, 0)),
+    "a mask edited": (shift_mask, (1, 1, 0)),
+    "a picture edited": (lambda root: draw(root / "photos/0.png", SIZES[0], seed=99), (2, 0, 0)),
+    "a caption edited": (lambda root: (root / "photos/0.txt").write_text("another"), (0, 0, 1)),
+    "masks exchanged, one of them new": (swap_masks, (1, 1, 0)),
+    "all with a name renamed": (rename, (0, 0, 0)),
+    "masks moved into a directory": (into_folder, (0, 0, 0)),
+    "a picture removed": (lambda root: (root / "photos/3.png").unlink(), (0, 0, 0)),
+    "a picture for another mask": (lambda root: shutil.copy(root / "photos/0.png", root / "photos/1.png"), (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("what", [
+    name if number in (1, 2, 3) else pytest.param(name, marks=pytest.mark.slow) for number, name in enumerate(CHANGES)])
+def test_exactly_the_rows_that_a_change_decides_are_made(world: World, what: str) -> None:
+    change, wanted = CHANGES[what]
+    change(world.root)
+    assert world.again() == wanted
+    assert world.prep("verify", world.root / "m.json").code == 0
+
+
+def test_a_mirrored_view_has_a_mirrored_hole(world: World) -> None:
+    assert world.again("--flip", "both") == (8, 2, 0)
+    rows, samples = Rows(world.index), world.index.samples
+    for sample in range(len(samples)):
+        masks = [rows.mask(world.index.mask_of(view)) for view in range(*samples.view_offsets[sample:sample + 2])]
+        assert torch.equal(masks[0], masks[1].flip(3)) and not torch.equal(*masks)
+
+
+def test_transparency_says_what_is_painted(world: World) -> None:
+    """What is opaque is painted, as of masks what is white."""
+    for number, size in enumerate(SIZES):
+        picture = Image.open(world.root / f"photos/{number}.png").convert("RGBA")
+        picture.paste((0, 0, 0, 0), (size[0] // 2, 0, *size))
+        picture.save(world.root / f"photos/{number}.png")
+    assert world.again("--mask", "alpha") == (8, 4, 0)
+    rows, index = Rows(world.index), world.index
+    mask = rows.mask(index.mask_of(0))[0, 0]
+    assert mask[:, :mask.shape[1] // 2].min() == 255 and mask[:, mask.shape[1] // 2:].max() == 0
+    assert world.prep("verify", world.root / "m.json").code == 0
+
+
+# ---- refused and reported --------------------------------------------------------------------------------------------
+
+
+def test_a_picture_without_a_mask_is_left_out_and_reported(world: World) -> None:
+    (world.root / "photos/3-masklabel.png").unlink()
+    result = world.encode()
+    assert result.code == 0 and result.json["samples"]["train"] == 3
+    assert [(each["path"], each["code"]) for each in result.json["rejected"]] == [("3.png", "missing-mask")]
+    scanned = world.prep("scan", world.root / "r.toml", "--json")
+    assert scanned.code == 1 and scanned.json["samples"] == 3
+    assert [(each["path"], each["detail"]) for each in scanned.json["findings"] if each["code"] == "missing-mask"] == [
+        ("3.png", "has no mask, which is to say what is painted")]
+    bucketed = world.prep("bucket", world.root / "r.toml", "--json")
+    assert [(bucket["size"], bucket["references"]) for bucket in bucketed.json["buckets"]] == [
+        ([64, 64], [[64, 64]]), ([96, 64], [[96, 64]])]
+    assert "without a mask to paint into (1): 3.png" in world.prep("bucket", world.root / "r.toml").out
+
+
+@pytest.mark.parametrize("options", [("--mask", "none"), ()], ids=["refused", "not there"])
+def test_no_masks_at_all_are_an_error(world: World, options: tuple[str, ...]) -> None:
+    if not options:
+        for path in (world.root / "photos").glob("*-masklabel.png"):
+            path.unlink()
+    for command in (world.encode(*options), world.prep("bucket", world.root / "r.toml", *options)):
+        assert command.code == 3 and "photos is used without masks, but family 'sd15_inpaint' learns to paint" in (
+            command.err), command.err
+        assert "NAME-masklabel.png" in command.err
+    scanned = world.prep("scan", world.root / "r.toml", "--json", *options)
+    assert sum(each["code"] == "missing-mask" for each in scanned.json["findings"]) == 4
+
+
+def test_masks_that_hide_nothing_or_all_are_said(world: World, train: Callable[..., Any]) -> None:
+    for number, value in ((0, 0), (1, 255)):
+        Image.new("L", SIZES[number], value).save(world.root / f"photos/{number}-masklabel.png")
+    scanned = world.prep("scan", world.root / "r.toml", "--json").json["findings"]
+    assert {(each["path"], each["code"]) for each in scanned if each["code"].startswith("mask")} == {
+        ("0-masklabel.png", "mask-empty"), ("1-masklabel.png", "mask-full")}
+    world.again()
+    checked = train("check", world.root / "m.json", "--device", "cpu")
+    assert checked.code == 0
+    assert "for 4 of 4, 1 of them entirely black (to paint into; in the loss not used)" in checked.out, checked.out
+
+
+def test_a_damaged_mask_is_named(world: World) -> None:
+    path = world.root / "photos/0-masklabel.png"
+    path.write_bytes(path.read_bytes()[:60])
+    (rejected,) = world.encode().json["rejected"]
+    assert rejected["path"] == "0.png" and rejected["detail"].startswith("under its mask 0-masklabel.png: "), rejected
+
+
+def test_a_mask_of_another_shape_is_named(world: World) -> None:
+    draw_mask(world.root / "photos/0-masklabel.png", (64, 20))
+    (rejected,) = world.encode().json["rejected"]
+    assert rejected["code"] == "mask-size-mismatch" and "has 64x20 pixels" in rejected["detail"], rejected
+
+
+def test_references_of_the_user_s_are_refused(world: World) -> None:
+    for number, size in enumerate(SIZES):
+        draw(world.root / f"others/{number}.png", size, seed=20 + number)
+    result = world.encode("--references", world.root / "others")
+    assert result.code == 3 and "4 pictures have reference pictures, which family 'sd15_inpaint' does not take" in (
+        result.err)
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("a cat", "line 1 names no picture, expected one of the data set for family 'sd15_inpaint'"),
+    ("a cat --ref photos/0.png --ref photos/1.png", "has 2 references, expected at most 1"),
+    ("a cat --ref photos/0.png --w 64", "has --w or --h, expected neither"),
+    ("a cat --ref own.png", "line 1 names own.png, expected a picture of the data set, whose mask says")])
+def test_prompts_name_pictures_of_the_data_set(world: World, line: str, says: str) -> None:
+    draw(world.root / "own.png", (64, 64), seed=60)
+    (world.root / "p.txt").write_text(line)
+    for result in (world.encode("--prompts", world.root / "p.txt"),
+                   world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu")):
+        assert result.code == 3 and says in result.err, result.err
+
+
+def test_dropped_references_mean_nothing_and_are_refused(world: World, train: Callable[..., Any]) -> None:
+    result = train("check", world.root / "m.json", "--device", "cpu", "--set", "reference_dropout=0.1")
+    assert result.code == 3 and ("reference_dropout is above 0, expected 0 for family 'sd15_inpaint', whose models "
+                                 "always take the masked picture") in result.err, result.err
+
+
+@pytest.mark.parametrize(("family", "plain"), [("sd15_inpaint", "sd15"), ("sdxl_inpaint", "sdxl")])
+def test_a_unet_without_room_for_a_mask_is_refused(family: str, plain: str, prep: Callable[..., Any], tmp_path: Path
+                                                   ) -> None:
+    """diffusers inpaints with it all the same: it blends latents."""
+    folder = tiny_pipelines.save(plain, tmp_path / "model")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["_class_name"] = index["_class_name"].replace("Pipeline", "InpaintPipeline")
+    (folder / "model_index.json").write_text(json.dumps(index))
+    draw(tmp_path / "photos/0.png", (64, 64), seed=0).with_suffix(".txt").write_text("a cat")
+    result = prep("encode", tmp_path / "photos", "--model", folder, "--cache", tmp_path / "cache", "-o",
+                  tmp_path / "m.json")
+    assert result.code == 6 and "its unet takes 4 channels, which leave no room for a mask" in result.err, result.err
+    assert f"({index['_class_name'].replace('Inpaint', '')})" in result.err and "in_channels 9" in result.err
+
+
+# ---- sample pictures -------------------------------------------------------------------------------------------------
+
+
+def test_prompts_have_the_picture_and_the_mask_of_a_sample(world: World) -> None:
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png\nnumber 0 --n ugly --ref photos/0.png\n")
+    assert world.again("--prompts", world.root / "p.txt") == (0, 0, 2)
+    index, rows = world.index, Rows(world.index)
+    assert [tuple(rows.mask(prompt.inpaint_mask).shape) for prompt in cached(index)] == [(1, 1, 8, 12), (1, 1, 8, 8)]
+    assert [prompt.target for prompt in cached(index)] == [None, None]
+    Draft202012Validator(json.loads((SCHEMAS / "manifest.schema.json").read_text(encoding="utf-8"))).validate(
+        json.loads((world.root / "m.json").read_bytes()))
+    (world.root / "p.txt").write_text("a cat --ref photos/3.png\na cat\na cat --ref r.toml\n")
+    found = current(index)
+    assert [tuple(rows.latent(prompt.references[0]).shape) for prompt in found.prompts] == [(1, 4, 8, 12)]
+    assert "line 2" in found.warnings[0] and "no picture to paint into and is skipped" in found.warnings[0]
+    assert "line 3" in found.warnings[1] and "a picture that is not of the data set" in found.warnings[1]
+    for line, says in (("a cat", "--prompt names no picture"), ("a cat --ref r.toml", "expected one that is encoded")):
+        with pytest.raises(ConfigError, match=says):
+            encode_prompts(index, world.root / "model", [parse_prompt(line, "test")], torch.device("cpu"))
+
+
+def test_prep_prompts_makes_the_manifest_that_an_encode_would(world: World) -> None:
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png\n")
+    result = world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu",
+                        "--json", "--quiet")
+    assert result.code == 0 and (result.json["prompts"], result.json["encoded"]) == (1, 1), result.err
+    mine = json.loads((world.root / "m.json").read_bytes())
+    world.again("--prompts", world.root / "p.txt")
+    assert mine == json.loads((world.root / "m.json").read_bytes())
+    assert world.prep("verify", world.root / "m.json").code == 0
+
+
+def test_without_prompts_held_out_samples_are_painted(world: World) -> None:
+    world.again("--validation", 0.5)
+    index = world.index
+    prompts, role = of_captions(index)
+    assert role == "validation" and len(prompts) == sum(map(len, index.validation))
+    assert all(prompt.inpaint_mask and prompt.target and len(prompt.references) == 1 for prompt in prompts)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+WORDS = ("--device", "cpu", "--quiet", "--batch-size", 2, "--set", "lora.rank=2", "--set", "precision=fp32", "--lr",
+         "1e-2", "--set", "checkpoint.every=2")
+
+
+def test_a_run_that_is_interrupted_goes_on_to_the_same_weights(world: World, train: Callable[..., Any]) -> None:
+    assert train("run", world.root / "m.json", "-o", world.root / "one", "--steps", 4, "--set", "sample.every=4",
+                 "--set", "sample.steps=1", *WORDS).code == 0
+    assert train("run", world.root / "m.json", "-o", world.root / "two", "--steps", 2, "--set", "sample.every=0",
+                 *WORDS).code == 0
+    assert train("run", world.root / "m.json", "-o", world.root / "two", "--steps", 4, "--resume", "--set",
+                 "sample.every=0", *WORDS).code == 0
+    one, two = (load_file(world.root / run / "lora.safetensors") for run in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert any(tensor.abs().max() > 0 for name, tensor in one.items() if "lora_up" in name)
+    (drawn, *_) = [event for event in events(world.root / "one") if event["event"] == "sample"]
+    assert {tuple(size) for size in drawn["sizes"]} <= {(192, 64), (288, 64)}, "masked, painted, as it should be"
+    edited = world.root / "photos/0-masklabel.png"
+    draw(edited, SIZES[0], seed=7)
+    world.again()
+    refused = train("run", world.root / "m.json", "-o", world.root / "two", "--steps", 6, "--resume", *WORDS)
+    assert refused.code != 0 and "1 sample changed" in refused.err, refused.err
+
+
+def test_a_loss_is_masked_only_if_that_is_asked_for(world: World, train: Callable[..., Any]) -> None:
+    losses = []
+    for masked in ("auto", "false", "true"):
+        run = world.root / masked
+        assert train("run", world.root / "m.json", "-o", run, "--steps", 1, "--set", "sample.every=0", "--set",
+                     f"loss.masked={masked}", "--set", "loss.unmasked_weight=0", *WORDS).code == 0
+        losses.append(next(event["loss"] for event in events(run) if event["event"] == "step"))
+    assert losses[0] == losses[1] != losses[2]
