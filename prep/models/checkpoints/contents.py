@@ -181,7 +181,11 @@ NAMED_AS: Mapping[str, str] = {"flux2_klein": "flux2", "flux_kontext": "flux", "
 
 def _family(shapes: _Shapes) -> str:
     name = next((name for name, is_one in _FAMILIES if shapes and is_one(shapes)), "")
-    return f"{name}_inpaint" if _first(shapes)[1:2] == (9,) else name
+    return _INPAINTING.get((name, _first(shapes)[1:2]), name)
+
+
+# Families that inpaint, by those whose names their tensors have, and what their first layers take.
+_INPAINTING: Mapping[tuple[str, Shape], str] = {("sd15", (9,)): "sd15_inpaint", ("sdxl", (9,)): "sdxl_inpaint"}
 
 
 def _first(shapes: _Shapes) -> Shape:
