@@ -26,7 +26,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
-from prep.errors import ConfigError
+from prep.errors import CacheError, ConfigError
 from prep.fs import memo
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
@@ -279,7 +279,8 @@ def test_references_of_the_user_s_are_refused(world: World) -> None:
 
 @pytest.mark.parametrize(("line", "says"), [
     ("a cat", "line 1 names no picture, expected one of the data set for family 'sd15_inpaint'"),
-    ("a cat --ref photos/0.png --ref photos/1.png", "has 2 references, expected at most 1"),
+    ("a cat --ref photos/0.png --ref photos/1.png",
+     "line 1 has 2 references, expected at most 1, as family 'sd15_inpaint' takes"),
     ("a cat --ref photos/0.png --w 64", "has --w or --h, expected neither"),
     ("a cat --ref own.png", "line 1 names own.png, expected a picture of the data set, whose mask says")])
 def test_prompts_name_pictures_of_the_data_set(world: World, line: str, says: str) -> None:
@@ -307,8 +308,21 @@ def test_a_unet_without_room_for_a_mask_is_refused(family: str, plain: str, prep
     draw(tmp_path / "photos/0.png", (64, 64), seed=0).with_suffix(".txt").write_text("a cat")
     result = prep("encode", tmp_path / "photos", "--model", folder, "--cache", tmp_path / "cache", "-o",
                   tmp_path / "m.json")
-    assert result.code == 6 and "its unet takes 4 channels, which leave no room for a mask" in result.err, result.err
+    assert result.code == 6 and (f"{folder} is a {index['_class_name']}, but its unet takes 4 channels, which leave no "
+                                 "room for a mask: it makes pictures from text alone") in result.err, result.err
     assert f"({index['_class_name'].replace('Inpaint', '')})" in result.err and "in_channels 9" in result.err
+
+
+def test_latents_of_other_programs_lack_masked_ones(world: World) -> None:
+    result = world.prep("import", world.root / "photos", "--from", "kohya-npz", "--model", world.root / "model",
+                        "--cache", world.root / "cache", "-o", world.root / "n.json", "--device", "cpu")
+    assert result.code == 3 and ("family 'sd15_inpaint' learns from latents of masked pictures, too, which sd-scripts' "
+                                 "caches do not hold") in result.err, result.err
+
+
+def test_a_place_without_a_masked_picture_is_damage(world: World) -> None:
+    with pytest.raises(CacheError, match="has a prompt with a picture that is no sample's"):
+        world.index.mask_beside(0, 99)
 
 
 # ---- sample pictures -------------------------------------------------------------------------------------------------
