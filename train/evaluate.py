@@ -3,8 +3,8 @@ never ends the run. Several ranks share the work, and the first one tells what c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
@@ -18,17 +18,19 @@ from prep.errors import OutOfMemoryError, PathError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.remote.errors import StoreError
 from prep.loader.rows import Rows
-from prep.models.device.memory import is_out_of_memory
+from prep.models.device.memory import is_out_of_memory, memory_freed
 from prep.runs.grids import columns_of
 from prep.training.schema import Config
 from train.failures import BETWEEN, Progress
+from train.models.denoiser import load
 from train.optim import ema
 from train.parallel.errors import RankFailed, RankLost
 from train.parallel.ranks import Ranks
 from train.prompts.aside import encode_aside, kept_rows
+from train.runs.checkpoint_files import copy_into
 from train.runs.log import Log
 from train.sampling.grid import grid_png
-from train.sampling.prompts import CurrentPrompts, current
+from train.sampling.prompts import CurrentPrompts, PromptRows, current
 from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import TrainState, averages
@@ -60,7 +62,8 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
             with log.phase(f"validating step {step}"), _warned(trainee, log, progress, "validation"):
                 _validate(trainee, rows, setup, log, step)
         if "sample" in due:
-            with log.phase(f"sampling step {step}"), _warned(trainee, log, progress, "sample pictures"):
+            freed = memory_freed(trainee.denoiser.device) if setup.config.sample.model else nullcontext()
+            with freed, log.phase(f"sampling step {step}"), _warned(trainee, log, progress, "sample pictures"):
                 _sample(trainee, rows, setup, run, log, step)
 
 
@@ -115,14 +118,24 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: CurrentPro
     if trainee.model.sharded:
         return pictures(trainee.denoiser, rows, setup.model.path, prompts.prompts, setup.config.sample)
     with ranks.collective():
-        own = pictures(trainee.denoiser, rows, setup.model.path, prompts.prompts[ranks.rank :: ranks.world],
-                       setup.config.sample)
+        own = _drawn(trainee, rows, setup, prompts.prompts[ranks.rank :: ranks.world])
     if ranks.world == 1:
         return own
     shapes = ranks.gather([picture.shape for picture in own])
     data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in own))
     drawn = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
     return [drawn[number % ranks.world][number // ranks.world] for number in range(len(prompts.prompts))]
+
+
+def _drawn(trainee: TrainState, rows: Rows, setup: Setup, prompts: Sequence[PromptRows]) -> list[np.ndarray]:
+    """A picture of each prompt. The model that `sample.model` names is in memory only while it draws."""
+    denoiser, model, config = trainee.denoiser, setup.model, setup.config
+    if config.sample.model and prompts:
+        alone = replace(config, gradient_checkpointing=False, compile=False)  # no pass back, and few forward
+        denoiser = load(model.drawing, alone, setup.prediction, denoiser.device, family=setup.family.name,
+                        offload=trainee.offload)
+        copy_into(denoiser.weights, trainee.denoiser.weights)
+    return pictures(denoiser, rows, model.drawing, prompts, config.sample, vae=model.path)
 
 
 def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:

@@ -47,8 +47,9 @@ Encode = Callable[[Index, Model, Sequence[Prompt], torch.device], tuple[PromptRo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
-    """What to sample; `None` uses the run's own value. Steps, guidance and seed are also those of prompts in a file,
-    whatever they say there, but not of `texts`, which were typed beside them."""
+    """What to sample; `None` uses the run's own value, and where no `model` is named, its `sample.model` draws. Steps,
+    guidance and seed are also those of prompts in a file, whatever they say there, but not of `texts`, which were typed
+    beside them."""
 
     run: Local
     which: tuple[Which, ...]
@@ -105,7 +106,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
              wanted: SampleRequest, progress: Progress) -> list[list[np.ndarray]]:
     """Samples the model before and after training. A base is loaded once if it gets its adapters in place."""
-    model, config, offload = setup.model.path, setup.config, blocks_offloaded(setup, device)
+    model, config, offload = setup.model.drawing, setup.config, blocks_offloaded(setup, device)
     settings = replace(config.sample, **_typed(wanted))
     kept: Denoiser | None = None
     columns = []
@@ -115,7 +116,7 @@ def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows
             progress=progress)
         if which == "after":
             _put_trained(denoiser, setup, start)
-        columns.append(pictures(denoiser, rows, model, prompts.prompts, settings))
+        columns.append(pictures(denoiser, rows, model, prompts.prompts, settings, vae=setup.model.path))
         kept = denoiser if config.method == "lora" and not offload and not config.compile else None
         del denoiser  # else there would be two while the next is loaded
     return columns
@@ -175,7 +176,10 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progr
         require_manifest(run)
     request = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
                       init=run.local if finished else None)
-    config = replace(run.config if start is None else start.config, base=Base())  # a training adapter is not used
+    config = run.config if start is None else start.config
+    config = replace(config, base=Base())  # a training adapter is not used
+    if wanted.model:
+        config = replace(config, sample=replace(config.sample, model=""))
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
     report = check(request, config, progress=progress)

@@ -68,6 +68,7 @@ class CheckedModel:
     convolves: bool
     rescaled: bool
     dtype: Dtype  # of the base's files
+    drawing: Model  # whose denoiser draws sample pictures: that of `path`, unless sample.model names another
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from prep.loader.index import Index
 from prep.models.files import Model
 from prep.models.pipeline import scheduler_config
 from prep.runs.losses import NAME, Records, read_losses
-from prep.training.schema import Base
 from prep.training.table import SETTINGS
 from train.check import check
+from train.config.load import on_trained
 from train.models.size_shift import chances_by_bucket
 from train.runs.directory import Run, model_of, open_run, read_run
 from train.runs.losses import ids_of
@@ -138,8 +138,8 @@ def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
         planned = find_start(run.local, complete=False).state.micro_batch
     own = open_run(run, manifest).manifest
-    config = replace(run.config, base=Base())  # a training adapter need no longer be there
-    report = check(replace(run.request, model=model_of(run, model)), config, planned=planned, manifest=own)
+    report = check(replace(run.request, model=model_of(run, model)), on_trained(run.config), planned=planned,
+                   manifest=own)
     if report.setup is None:
         raise report.faults[0]
     return report.setup

@@ -52,6 +52,7 @@ class TrainState:
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
+    offload: int = 0  # blocks in host memory
 
     @property
     def ranks(self) -> Ranks:
@@ -86,7 +87,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     average = WeightAverage(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
-                      scale=LossScale() if denoiser.dtype == torch.float16 else None)
+                      scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload)
 
 
 def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None, model: Any, device: torch.device

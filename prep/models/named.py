@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -103,6 +103,24 @@ def named_in(model: Mapping[str, Any], folder: Path) -> Path | str:
     if "path" in configs:  # an absolute path is no Hub id: where the directory is gone, the Hub may have its name
         return f"{path}@{(folder / PurePosixPath(configs['path'])).absolute()}"
     return f"{path}@{configs.get('own', configs.get('hub'))}"
+
+
+def beside(model: str, base: Path) -> str:
+    """`model` with each directory and file in its name that is there, or is named like one, as found from `base`;
+    anything else may be a Hub id."""
+    file = file_of(base / model) if model else None
+    if file is not None:
+        configs = base / file.configs
+        return str(replace(file, configs=str(configs)) if file.configs and configs.is_dir() else file)
+    return str(base / model) if model and (base / model).exists() else model
+
+
+def without_folders(model: str) -> str:
+    """`model` without the places of its directories and files; a Hub id as it is."""
+    file = file_of(model)
+    if file is None:
+        return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
+    return f"{file.path.name}@{without_folders(file.configs)}" if file.configs else file.path.name
 
 
 def moved(model: str, move: Callable[[Path], str]) -> str:

@@ -16,7 +16,7 @@ from prep.formatting import shell_name
 from prep.fs.paths import check_directory
 from prep.fs.place import Place, place_below, require_local
 from prep.fs.text import parse_toml, read_text
-from prep.models.named import file_of
+from prep.models.named import beside
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.checks import path_check
 from prep.recipe.edits import NONE, with_usual_edits
@@ -93,7 +93,8 @@ def _read(path: Path) -> Recipe:
     sources = list_of(table.get("source", []), lambda entry, at: _source(entry, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
-    return Recipe(sources=tuple(sources), model=_model(_record("model", table, "model"), path.parent),
+    model: ModelOptions = _record("model", table, "model")
+    return Recipe(sources=tuple(sources), model=replace(model, path=beside(model.path, path.parent)),
                   image=_record("image", table, "image"), caption=caption, scan=_record("scan", table, "scan"),
                   file=path, **_own(table, path.parent))
 
@@ -149,17 +150,6 @@ def _record(section: str, table: Mapping[str, Any], name: str, base: Any = None)
 def _checked(section: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values of a section's settings, as its record has them."""
     return {key: SETTINGS[f"{section}.{key}"].spec.check(value, f"{where}.{key}") for key, value in values.items()}
-
-
-def _model(model: ModelOptions, base: Path) -> ModelOptions:
-    """Resolves a path that exists relative to the recipe; anything else may be a Hub id."""
-    file = file_of(base / model.path) if model.path else None
-    if file is not None:  # its configs are found beside the recipe, too
-        beside = base / file.configs
-        named = replace(file, configs=str(beside)) if file.configs and beside.is_dir() else file
-        return replace(model, path=str(named))
-    local = base / model.path
-    return replace(model, path=str(local)) if model.path and local.exists() else model
 
 
 def _mask(text: str | Place, base: Path) -> MaskFrom:

@@ -240,6 +240,10 @@ class Sampling:
                                   derived="the usual one of the model family",
                                   help="diffusers' scheduler; train check names those that the model can be sampled "
                                   "with")
+    model: str = setting("", check=line_check, values="a model", resume=True,
+                         help="another model of the same family, which draws the pictures of a LoRA with its adapters: "
+                         "that distilled to few steps, where the one that it was made of is trained; named as with "
+                         "--model, a path from the directory of train.toml; empty: the trained model")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, resume=True, help="seed of the initial noise")
     size: tuple[int, int] | None = setting(
         None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,

@@ -95,7 +95,7 @@ def test_a_prediction_that_the_family_does_not_have(make, faults):
 
 
 def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
-    monkeypatch.setattr("train.check.model.infer_family", lambda model, named: "sd99")
+    monkeypatch.setattr("train.check.rows.infer_family", lambda model, named: "sd99")
     (fault,) = faults(make())
     assert fault.message.endswith("tiny is of family 'sd99', but the manifest is of family 'sd15'")
     assert fault.exit_code == 6 and fault.hint.endswith("it reuses rows that both have in common")
@@ -115,7 +115,7 @@ def test_a_pipeline_of_an_unknown_class_is_of_the_family_that_the_recipe_named(m
 
 def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, faults, monkeypatch):
     limited = replace(FAMILIES["sd15"], longest_side=lambda config: 16 * config["in_channels"])  # 64
-    monkeypatch.setattr("train.check.model.FAMILIES", {"sd15": limited})
+    monkeypatch.setattr("train.check.rows.FAMILIES", {"sd15": limited})
     (fault,) = faults(make())
     assert fault.message.endswith("tiny takes sides of at most 64 pixels, but the dataset has the bucket 80x48")
     assert fault.exit_code == 6
@@ -124,7 +124,7 @@ def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, fau
 
 def test_a_bucket_of_more_patches_than_the_denoiser_pads_to_is_refused(make, faults, monkeypatch):
     limited = replace(FAMILIES["sd15"], largest_area=lambda config: 800 * config["in_channels"])  # 3200
-    monkeypatch.setattr("train.check.model.FAMILIES", {"sd15": limited})
+    monkeypatch.setattr("train.check.rows.FAMILIES", {"sd15": limited})
     (fault,) = faults(make())
     assert fault.message.endswith("tiny takes at most 3200 pixels of a picture that is not square, but the dataset "
                                   "has the bucket 80x48")

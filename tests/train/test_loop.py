@@ -876,7 +876,8 @@ def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
 
 def test_a_failure_of_sampling_never_ends_a_run(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **{**QUICK, "steps": 2, "sample": {"every": 1}})
-    monkeypatch.setattr(evaluate, "pictures", lambda *args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    monkeypatch.setattr(evaluate, "pictures",
+                        lambda *args, **named: (_ for _ in ()).throw(RuntimeError("shapes differ")))
     go(setup, tmp_path / "run")
     texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
     assert texts == ["no sample pictures: RuntimeError: shapes differ"] * 3

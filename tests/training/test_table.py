@@ -60,7 +60,7 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
     given = row.value if not isinstance(row.value, tuple) else list(row.value)
     assert row.spec.check(given, row.name) == row.value
     section, _, key = row.name.rpartition(".")
-    of_a_line = row.spec.values in ("a line of text", "a LoRA file")
+    of_a_line = row.spec.values in ("a line of text", "a LoRA file", "a model")
     for wrong in ({}, -(10**9), "two\nlines" if of_a_line else "no such word"):
         with pytest.raises(ConfigError, match=re.escape(f"{row.name} ")):
             parse({section: {key: wrong}} if section else {key: wrong}, "x")
@@ -94,5 +94,5 @@ def test_what_a_resumed_run_may_change():
                     "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
                     "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "tf32",
                     "channels_last", "compile", "result.author", "result.description", "result.license",
-                    "result.trigger", "result.tags", "ema.device", "attention", "base.adapter"}
+                    "result.trigger", "result.tags", "ema.device", "attention", "base.adapter", "sample.model"}
     assert as_table(Config(steps=3))["steps"] == 3

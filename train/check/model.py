@@ -10,7 +10,6 @@ from math import prod
 from prep.errors import ModelError, Problem
 from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
-from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import Model
@@ -24,12 +23,14 @@ from prep.models.fingerprint import (
     vae_fingerprint,
 )
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family, scheduler_config, weighted_files
+from prep.models.pipeline import scheduler_config, weighted_files
 from prep.progress import BackgroundTotal, Progress
 from prep.training.schema import Config, Dtype
 from train.check.adapter import training_adapter
+from train.check.drawing import drawing_model
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
+from train.check.rows import check_rows
 from train.models.adapters.frozen import FrozenAdapter, fingerprints
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.naming import Naming, naming_of, strengths_of
@@ -45,7 +46,7 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, request.model)
     path, family = locate(request.model or manifest.model, download=request.download), FAMILIES[manifest.family]
-    presets, naming, initial, adapter = family.lora.presets, naming_of(family), None, None
+    presets, naming, initial, adapter, drawing = family.lora.presets, naming_of(family), None, None, path
     trained: list[tuple[int, ...]] | None = None
     adapted: Shapes = {}
     base: dict[str, str] | None = None
@@ -53,15 +54,12 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
     shifts: tuple[float, ...] | None = None
     with Noting(faults):
         shifts = _shifts(path, config, manifest)
-    with Noting(faults):
-        _check_shapes(path, manifest, index)
-    for checked in (check_guidance, check_noise, check_min_snr, check_sampler):
-        with Noting(faults):
-            checked(path, config, manifest)
+    _check_files(path, config, manifest, index, faults)
     with Noting(faults):
         weights = read_weights(path, family)
         trained, naming = trained_shapes(weights, config, presets), naming.knowing(layers_of(weights))
         adapted = _adapted(layers_of(weights), config, presets, naming)
+        drawing = drawing_model(request, config, manifest, index, adapted) or path
     with remembered_digests() as digest, progress("hashing the model", _bytes_of(path, family), "bytes") as tick:
         with Noting(faults):
             base = base_fingerprints(path, family, ticking(digest, tick))
@@ -79,7 +77,17 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         numbers=numbers, ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
         strengths=strengths_of(config.lora, adapted), fits_kohya=naming.fits_kohya(config.lora, adapted),
         large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
-        naming=naming, rescaled=_rescaled(path), dtype=_dtype(path, family))
+        naming=naming, rescaled=_rescaled(path), dtype=_dtype(path, family), drawing=drawing)
+
+
+def _check_files(model: Model, config: Config, manifest: Manifest, index: Index | None, faults: list[Problem]) -> None:
+    """Appends what is wrong with the model's configs for the rows and the settings; where another model draws sample
+    pictures, their sampler is none of its settings."""
+    with Noting(faults):
+        check_rows(model, manifest, index)
+    for checked in (check_guidance, check_noise, check_min_snr, *(() if config.sample.model else (check_sampler,))):
+        with Noting(faults):
+            checked(model, config, manifest)
 
 
 def _bytes_of(model: Model, family: Family) -> BackgroundTotal:
@@ -143,19 +151,6 @@ def _adapted(layers: Shapes, config: Config, presets: Presets, naming: Naming) -
     naming.require(config.lora, adapted)
     naming.require_shapes(config.lora, adapted)
     return adapted
-
-
-def _check_shapes(model: Model, manifest: Manifest, index: Index | None) -> None:
-    named = infer_family(model, manifest.family)
-    if named != manifest.family:
-        raise ModelError(f"model {model} is of family '{named}', but the manifest is of family '{manifest.family}'",
-                         hint="train the model that the cache was made for, or run prep encode with this one: it "
-                         "reuses rows that both have in common")
-    family = FAMILIES[named]
-    config = weighted_files(model, family.denoiser).config
-    check_widths(model, family, config, index.text_shapes if index is not None else {},
-                 "train the model that the cache was made for, or run prep encode with this one")
-    check_sizes(model, family, config, manifest.buckets)
 
 
 def _check_encoders(model: Model, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:

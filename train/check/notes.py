@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from prep.errors import ConfigError
+from prep.formatting import format_bytes
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
+from prep.models.pipeline import weighted_files
 from prep.training.optimizers import OPTIMIZERS
 from prep.training.schema import Config, Lora
 from train.check.data import uses_masks
@@ -28,6 +32,8 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
                                         convolves=model.convolves, rescaled=model.rescaled))
     if model is not None and model.adapter is not None:
         yield from model.adapter.notes
+    if model is not None and model.drawing != model.path:
+        yield _drawing(model, FAMILIES[manifest.family])
     initial = None if model is None else model.initial
     if initial is not None:
         yield from initial.notes
@@ -45,6 +51,14 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     if imported is not None and not imported["verified"]:
         yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
+
+
+def _drawing(model: CheckedModel, family: Family) -> str:
+    """Which other model draws sample pictures, and what that takes."""
+    tensors = weighted_files(model.drawing, family.denoiser).tensors.values()
+    stored = format_bytes(sum(tensor.end - tensor.begin for tensor in tensors))
+    return (f"sample pictures are drawn by {model.drawing}: while they are made, its denoiser is in memory beside the "
+            f"one that is trained, {stored} as its files have it")
 
 
 def _unread(lora: Lora, model: CheckedModel) -> Iterator[str]:

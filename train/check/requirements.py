@@ -38,6 +38,20 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
         _check_offloaded(config)
     if config.method == "full":
         _check_whole(config)
+    if config.sample.model:
+        _check_drawn(config)
+
+
+def _check_drawn(config: Config) -> None:
+    """Raises `ConfigError` for settings of runs whose weights no other model can draw with."""
+    for name, wrong, why, way in (
+            ("method", config.method == "full", "is 'full', which trains the model's own weights", "--method lora"),
+            ("lora.init", config.lora.init == "pissa", "is 'pissa', whose adapters only suit the base that they were "
+             "taken out of", "--set lora.init=kaiming"),
+            ("parallel.shard", config.parallel.shard, "is on, which divides the model among the GPUs", "--no-shard")):
+        if wrong:
+            raise ConfigError(f"sample.model is set, which draws with the adapters of a LoRA, but {name} {why}",
+                              hint=f"{way}, or --set sample.model= for pictures of the trained model")
 
 
 def _check_whole(config: Config) -> None:

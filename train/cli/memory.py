@@ -30,6 +30,7 @@ class Fitting:
     forecast: Forecast | None  # None: it cannot be estimated
     ways: Sequence[Forecast] = ()  # each with more settings changed; if one fits, the last
     note: str = ""  # why there is no forecast
+    drawing: bool = False  # whether another model draws sample pictures
 
     @property
     def fault(self) -> OutOfMemoryError | None:
@@ -59,6 +60,9 @@ class Fitting:
         if self.forecast is None:
             return [f"note: {self.note}"] if self.note else []
         lines = [self.forecast.line]
+        if self.drawing and self.forecast.drawing > self.forecast.peak:
+            lines.append(f"note: sample pictures take {format_bytes(self.forecast.drawing)}, since there are two "
+                         "denoisers, and what their own passes need")
         if self.forecast.fits is False:
             lines.append("note: that is more than is free; these settings take less, those that cost least first:"
                          if self.ways else "note: that is more than is free, and no setting takes less")
@@ -90,6 +94,6 @@ def fitting(setup: Setup | None, device: str, named: int | None, world: int | No
         with phase(progress_unless(False), "estimating memory"):
             result = forecast(setup, room, world=world or 1)
             less = tuple(ways(setup, result, world or 1)) if result.fits is False else ()
-        return Fitting(forecast=result, ways=less)
+        return Fitting(forecast=result, ways=less, drawing=bool(setup.config.sample.model))
     except Exception as error:  # a library may need data that a model without weights has not
         return Fitting(forecast=None, note=f"the memory of a run cannot be estimated: {first_line(error)[:200]}")

@@ -6,7 +6,7 @@ Unknown keys are errors with a suggestion; the error for a value out of range ha
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, fields, replace
 from math import gcd
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any
 from prep.errors import ConfigError
 from prep.fs.place import require_local
 from prep.fs.text import TooLarge, parse_toml, read_text
+from prep.models.named import beside, without_folders
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from prep.setting import line_check
 from prep.training.optimizers import DEPENDENT, OPTIMIZERS, usual
-from prep.training.schema import STEPS, Config, Lora, Optimizer
+from prep.training.schema import STEPS, Base, Config, Lora, Optimizer
 from prep.training.table import SECTIONS, SETTINGS
 from train.config import hints
 from train.config.aliases import advice
@@ -41,16 +42,23 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
 
     Raises `ConfigError`, and `PathError` for a file in a store.
     """
-    table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
-    if path is not None and isinstance(base := table.get("base"), dict) and "adapter" in base:
-        base["adapter"] = _located(base["adapter"], path.parent)
+    table = copy.deepcopy(dict(start or {})) if path is None else _placed(_read(path), path.parent)
     for name, value in (overrides or {}).items():
         if name not in SETTINGS:
             _refuse(name, value)
-        _put(table, name, _located(value, Path()) if name == "base.adapter" else value)
+        _put(table, name, _FOUND[name](value, Path()) if name in _FOUND else value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):
             table.pop(_INSTEAD[name], None)  # an option in steps replaces the file's epochs, and the reverse
     return parse(table, "the options" if path is None else str(path), overrides or ())
+
+
+def _placed(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings of a file in `folder`, with what they name as it is found from there."""
+    for name, found in _FOUND.items():
+        section, _, key = name.partition(".")
+        if isinstance(inner := table.get(section), dict) and key in inner:
+            inner[key] = found(inner[key], folder)
+    return table
 
 
 def _located(value: Any, folder: Path) -> Any:
@@ -58,9 +66,24 @@ def _located(value: Any, folder: Path) -> Any:
     return str((folder / value).absolute()) if isinstance(value, str) and value else value
 
 
+def _model_located(value: Any, folder: Path) -> Any:
+    """The name of a model, with the paths in it made absolute: they begin at `folder`."""
+    return beside(value, folder.absolute()) if isinstance(value, str) else value
+
+
+# The settings that name a file or a model, and how these are found from the directory of the file of settings.
+_FOUND: Mapping[str, Callable[[Any, Path], Any]] = {"base.adapter": _located, "sample.model": _model_located}
+
+
 def published(config: Config) -> Config:
     """The settings as results say them: without a path of this computer."""
-    return replace(config, base=replace(config.base, adapter=Path(config.base.adapter).name))
+    return replace(config, base=replace(config.base, adapter=Path(config.base.adapter).name),
+                   sample=replace(config.sample, model=without_folders(config.sample.model)))
+
+
+def on_trained(config: Config) -> Config:
+    """The settings without files and models beside the trained one, which need no longer be there."""
+    return replace(config, base=Base(), sample=replace(config.sample, model=""))
 
 
 def _refuse(name: str, value: Any) -> None:

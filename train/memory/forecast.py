@@ -66,6 +66,12 @@ class Forecast:
         return self.room.total is not None and SURELY * tensors > self.room.total
 
     @property
+    def drawing(self) -> int:
+        """Bytes while another model of the same size draws sample pictures, without what its passes take."""
+        kept = sum(self.parts[name] for name in ("weights", "adapters", "optimizer", "average", "libraries"))
+        return kept + self.parts["weights"] + self.parts["adapters"]
+
+    @property
     def line(self) -> str:
         """The parts in a line."""
         parts = [f"{name} {format_bytes(size)}" for name, size in self.parts.items() if size]

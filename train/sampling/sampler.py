@@ -40,9 +40,11 @@ from train.sampling.prompts import PromptRows
 
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
-             settings: Sampling) -> list[np.ndarray]:
+             settings: Sampling, *, vae: Model | None = None) -> list[np.ndarray]:
     """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`. With references, these are
     left of what is made, and the sample that they belong to is right of it. A training adapter is off.
+
+    `model` is that of the denoiser, and `vae` the one whose VAE decodes; `None`: the same.
 
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
@@ -60,7 +62,7 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
             made = _denoise(denoiser, pipeline, rows, prompt, size, _settings_of(prompt, settings))
             target = [] if prompt.target is None else [rows.latent(prompt.target).float()]
             shown.append([*(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
-        decoded = _decode(model, shown, denoiser.device)
+        decoded = _decode(model if vae is None else vae, shown, denoiser.device)
         return [beside(row, row[len(prompt.references)].shape[0]) for prompt, row in zip(prompts, decoded, strict=True)]
 
 

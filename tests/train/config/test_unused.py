@@ -103,7 +103,7 @@ TABLE: Mapping[str, Any] = {
     **dict.fromkeys(("validation.timesteps", "validation.most"),
                     Idle(value=2, beside={"validation.every": 0}, why="validation.every is 0")),
     "sample.steps": of_sample(4), "sample.guidance": of_sample(3.0), "sample.sampler": of_sample("DDIMScheduler"),
-    "sample.seed": of_sample(1), "sample.size": of_sample([64, 64]),
+    "sample.model": of_sample("owner/name"), "sample.seed": of_sample(1), "sample.size": of_sample([64, 64]),
     "sample.wait": Idle(value=5, beside=NEVER, why="sample.every is 0"),
     "sample.encode": Idle(value="cuda", beside={"sample.wait": 0}, why="sample.wait is 0"),
     "parallel.shard": Idle(value=True, world=1, why="there is one process; several are started with torchrun"),
