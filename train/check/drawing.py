@@ -28,7 +28,8 @@ def drawing_model(request: RunRequest, config: Config, manifest: Manifest, index
     try:
         model = locate(config.sample.model, download=request.download)
     except ModelError as error:
-        raise ModelError(f"sample.model: {error.message}", hint=error.hint) from None
+        raise ModelError(f"sample.model: {error.message}",
+                         hint=f"{error.hint}; train sample takes --model in place of it") from None
     family, trained = FAMILIES[manifest.family], prediction_of(config, manifest)
     check_rows(model, manifest, index, _ANOTHER)
     if (predicted := predicted_by(model, family)) != trained:

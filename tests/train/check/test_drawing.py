@@ -68,7 +68,8 @@ def test_one_that_is_not_there(make, tmp_path):
     assert fault.message == f"sample.model: model {tmp_path / 'none'} is neither a directory nor a Hub id"
     (fault,) = report(make(), "owner/none").faults
     assert fault.message == "sample.model: model 'owner/none' is neither a directory nor in the local Hub cache"
-    assert fault.hint == "name a directory, or add --download to download it from the Hub" and fault.exit_code == 6
+    assert fault.hint == ("name a directory, or add --download to download it from the Hub; train sample takes --model "
+                          "in place of it") and fault.exit_code == 6
 
 
 def test_one_in_the_hub_s_cache(make, tiny_model, tmp_path, monkeypatch):
