@@ -29,7 +29,7 @@ def told(index, monkeypatch):
         monkeypatch.setattr("train.check.nodes.quota", lambda: room)
         plan = step_plan(index.counts, seed=1, batch_size=48, shuffle=shuffle)
         there = replace(index, cache=replace(index.cache, store=Bucket.parse("s3://bucket/cache")))
-        return notes_on_nodes(SimpleNamespace(index=there, plan=plan, masked=True), nodes, **how)
+        return notes_on_nodes(SimpleNamespace(index=there, plan=plan, reads_masks=True), nodes, **how)
 
     return notes
 
