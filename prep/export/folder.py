@@ -37,8 +37,11 @@ def files(picture: Picture) -> dict[str, Make]:
 
 
 def controls(picture: Picture) -> dict[str, int]:
-    """The number of each reference of a picture, by the path of its file below the export, in order."""
+    """The number of each reference of a picture, by the path of its file below the export, in order; none where it is
+    the picture itself, under its mask."""
     first, (role, _, place) = picture.first, picture.stem.partition("/")
+    if first.of.manifest.inpaints:
+        return {}
     named = ((first.of.columns.reference_name(first.number, number), number)
              for number in first.references(first.views[0]))
     return {f"{role}/control_{order}/{place}{suffix_of(name)}": number for order, (name, number) in enumerate(named, 1)}

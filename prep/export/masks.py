@@ -6,6 +6,7 @@ import numpy as np
 
 from prep.export.sample import Bytes, ExportSample
 from prep.images.decode import encode_png
+from prep.images.mask import mask_picture
 
 
 def plain_view(sample: ExportSample) -> int:
@@ -26,7 +27,7 @@ def whole_mask(sample: ExportSample) -> bytes:
     row = sample.mask(view)
     if row is None:
         return encode_png(np.full((height, width), 255, np.uint8))
-    place, cells = sample.placement(view), row.values()[0]
+    place, cells = sample.placement(view), mask_picture(row.values())
     if place.flip:
         cells = cells[:, ::-1]
     across = _cells(width, place.scaled[0], place.crop[0], place.bucket[0], cells.shape[1])

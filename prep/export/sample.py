@@ -159,7 +159,8 @@ class ExportSample:
         return self.of.rows(int(views["latent_shard"][view]), int(views["latent_row"][view]), "latent")
 
     def mask(self, view: int) -> StoredRow | None:
-        """A view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
+        """A view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains. Of a family that inpaints [M, h, w],
+        255: to be painted."""
         views = self.of.columns.views
         shard = int(views["mask_shard"][view])
         return None if shard < 0 else self.of.rows(shard, int(views["mask_row"][view]), "mask")["mask"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -112,6 +113,14 @@ def hole_cells(hole_HW: Pixels, factor: int, cell: CellOfHole) -> Pixels:
         return np.ascontiguousarray(cells_hywx[None, :, 0, :, 0])
     high, _, wide, _ = cells_hywx.shape
     return np.ascontiguousarray(cells_hywx.transpose(1, 3, 0, 2)).reshape(factor * factor, high, wide)
+
+
+def mask_picture(mask_Mhw: Pixels) -> Pixels:
+    """A stored mask as a picture: uint8 [h, w] of latent cells, or [H, W] if it has all their pixels."""
+    count, high, wide = mask_Mhw.shape
+    side = math.isqrt(count)
+    cells_yxhw = mask_Mhw.reshape(side, side, high, wide)
+    return np.ascontiguousarray(cells_yxhw.transpose(2, 0, 3, 1)).reshape(high * side, wide * side)
 
 
 def _placed(mask: Image.Image, placement: Placement) -> Pixels:

@@ -181,9 +181,16 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     for part in drawing:
         part.result()
     return Batch(latent_BChw=latent if std is None else drawn_latents(latent, std, drawn), text=text,
-                 mask_B1hw=mask if masked else None, inpaint_mask_BMhw=mask if inpaints else None,
+                 mask_B1hw=_of_cells(mask) if masked else None, inpaint_mask_BMhw=mask if inpaints else None,
                  sizes_B6=sizes, noise_BChw=noise, input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight,
                  references=references, draws=draws, slot=slot, padding=request.padding)
+
+
+def _of_cells(mask_BMhw: Tensor | None) -> Tensor | None:
+    """[B, 1, h, w]: the mean of each cell's pixels, rounded, of a mask that has them all."""
+    if mask_BMhw is None or mask_BMhw.shape[1] == 1:
+        return mask_BMhw
+    return mask_BMhw.float().mean(dim=1, keepdim=True).round().to(torch.uint8)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, input_BChw: Tensor, keys: Sequence[tuple[int, int]],

@@ -107,7 +107,8 @@ class CachedDataset:
                 for place, row in zip(samples.references_of(number, at), described.get("references", ()), strict=True)]
 
     def mask(self, number: int, view: int = 0) -> Array | None:
-        """The view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
+        """The view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains. Of a family that inpaints [M, h, w],
+        255: to be painted."""
         views, at = self.index.samples.views, self._view(number, view)
         shard = int(views["mask_shard"][at])
         return None if shard < 0 else self._read("mask", self.index.ref(shard, int(views["mask_row"][at])))["mask"]

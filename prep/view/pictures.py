@@ -15,6 +15,7 @@ import numpy as np
 from prep.cache.reader import Reader
 from prep.cache.values import read_values
 from prep.images.decode import encode_png, scale_and_crop
+from prep.images.mask import mask_picture
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -82,7 +83,8 @@ class Pictures:
         return self._memory.get(("view", sample, view), make)
 
     def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None:
-        """A view's mask as it is stored, a gray PNG of latent cells; `shade`: red where nothing trains, else clear.
+        """A view's mask as it is stored, a gray PNG of latent cells, or of their pixels; `shade`: red where nothing
+        trains, else clear.
 
         `None` for a view without a mask, or with one that cannot be read.
         """
@@ -90,7 +92,7 @@ class Pictures:
             row = read_values(self._reader, self.describe(sample)["views"][view]["mask"], "mask")
             if row is None:
                 return None
-            cells = row.reshape(row.shape[-2:])
+            cells = mask_picture(row)
             return encode_shade(cells) if shade else encode_png(cells)
 
         return self._memory.get(("mask", sample, view, shade), make)

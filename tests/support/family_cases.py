@@ -241,6 +241,8 @@ CASES = [
     Case(family="flux_kontext", build="flux_kontext", unguided={"guidance_scale": 3.5} | SMALL_AREA,
          guided=CFG | SMALL_AREA, guidance=4.0, packed=flux_packed, normalized=shifted, sizes_shown=[(96, 64)],
          shown=lambda pictures: {"image": pictures[0], "_auto_resize": False}),
+    Case(family="flux_fill", build="flux_fill", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
+         packed=flux_packed, normalized=shifted, painted=painted, mended=with_means),
     *(Case(family=name, build=name, options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN, guidance=4.0,
            normalized=scaled, cut=without_padding)
       for name, options in (("pixart_alpha", {}), ("pixart_alpha", {"sample_size": 64}), ("pixart_sigma", {}))),

@@ -209,7 +209,8 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
     mask = (counted.empty((count, *index.shape("mask", request.bucket)["mask"]), torch.uint8)
             if setup.reads_masks else None)
     return Batch(latent_BChw=latent, text=_text(setup, request, counted), noise_BChw=noise,
-                 mask_B1hw=mask if setup.masked else None, inpaint_mask_BMhw=mask if index.inpaints else None,
+                 mask_B1hw=mask[:, :1] if setup.masked and mask is not None else None,
+                 inpaint_mask_BMhw=mask if index.inpaints else None,
                  input_noise_BChw=counted.empty(tuple(latent.shape), torch.float32)
                  if config.noise.perturbation else noise,
                  sizes_B6=torch.ones(count, 6), timestep_B=torch.zeros(count, dtype=torch.int64),

@@ -184,13 +184,15 @@ def _family(shapes: _Shapes) -> str:
     return _INPAINTING.get((name, _first(shapes)[1:2]), name)
 
 
+_FIRST = ("input_blocks.0.0.weight", "conv_in.weight", "img_in.weight", "x_embedder.weight")
 # Families that inpaint, by those whose names their tensors have, and what their first layers take.
-_INPAINTING: Mapping[tuple[str, Shape], str] = {("sd15", (9,)): "sd15_inpaint", ("sdxl", (9,)): "sdxl_inpaint"}
+_INPAINTING: Mapping[tuple[str, Shape], str] = {
+    ("sd15", (9,)): "sd15_inpaint", ("sdxl", (9,)): "sdxl_inpaint", ("flux", (384,)): "flux_fill"}
 
 
 def _first(shapes: _Shapes) -> Shape:
-    """The shape of a UNet's first layer; () of another denoiser."""
-    return shapes.get("input_blocks.0.0.weight", shapes.get("conv_in.weight", ()))
+    """The shape of the first layer of a UNet, or of FLUX's transformer; (): none is known."""
+    return next((shapes[name] for name in _FIRST if name in shapes), ())
 
 
 _ENDS = ("ref_time_in.", "target_timestep_embedder.")  # FLUX.3 klein's, by both names

@@ -62,13 +62,19 @@ GUIDANCE = 3.5  # in training, unless the setting guidance_embedding says otherw
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
-    hidden_BLD, patches_BNP = conditions.text["hidden"], packing.pack(noised_BChw)
+    given = {"hidden_states": packing.pack(noised_BChw), "img_ids": packing.positions(noised_BChw)}
+    return answer(transformer, append(given, conditions.references), noised_BChw, sigma_B, conditions)
+
+
+def answer(transformer: Any, given: Mapping[str, Any], noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions
+           ) -> Tensor:
+    """The transformer's velocity, unpacked; `given` are its tokens, of which those of the noise come first."""
+    hidden_BLD, (height, width) = conditions.text["hidden"], noised_BChw.shape[-2:]
     packed = transformer(
-        **append({"hidden_states": patches_BNP, "img_ids": packing.positions(noised_BChw)}, conditions.references),
-        timestep=sigma_B, guidance=guidance_of(transformer, sigma_B, conditions),
+        **given, timestep=sigma_B, guidance=guidance_of(transformer, sigma_B, conditions),
         pooled_projections=conditions.text["pooled"], encoder_hidden_states=hidden_BLD,
         txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), return_dict=False)[0]
-    return packing.unpack(packed[:, :patches_BNP.shape[1]], (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+    return packing.unpack(packed[:, :height * width // packing.PATCH**2], (width, height))
 
 
 def append(given: Mapping[str, Any], references: Sequence[Tensor]) -> Mapping[str, Any]:

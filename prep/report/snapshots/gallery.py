@@ -16,6 +16,7 @@ from prep.cache.values import read_values
 from prep.findings import Finding
 from prep.formatting import format_size
 from prep.fs.labels import labels_of
+from prep.images.mask import mask_picture
 from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -199,5 +200,5 @@ def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> 
     values = read_values(reader, place, "mask")
     if values is None:
         return None
-    mask_HW = values.reshape(values.shape[-2:])
+    mask_HW = mask_picture(values)
     return encode_shade(mask_HW) if side is None else small_shade(mask_HW, side)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from prep.geometry import Placement
 from prep.images.decode import scale_and_crop
-from prep.images.mask import WHITE, hole_cells, place_hole
+from prep.images.mask import WHITE, hole_cells, mask_picture, place_hole
 from prep.models.families.registry import FAMILIES
 
 INPAINTING = [name for name, family in FAMILIES.items() if family.inpainting is not None]
@@ -42,6 +42,9 @@ def test_masks_and_hidden_pictures_are_the_pipeline_s(name):
     else:
         wanted = functional.pixel_unshuffle(theirs, 8)
     assert np.array_equal(wanted[0].numpy() * 255, hole_cells(hole, family.factor, family.inpainting.cell))
+    shape = (8, 12) if family.inpainting.cell == "first" else hole.shape
+    assert np.array_equal(mask_picture(hole_cells(hole, family.factor, family.inpainting.cell)),
+                          hole[::hole.shape[0] // shape[0], ::hole.shape[1] // shape[1]])
     shown = pipeline.image_processor.preprocess(picture, height=SIZE[1], width=SIZE[0]) * (theirs < 0.5)
     mine = torch.from_numpy(np.dstack([scale_and_crop(picture, WHOLE), 255 - hole])).permute(2, 0, 1)[None]
     mine = mine.float().div_(127.5).sub_(1)

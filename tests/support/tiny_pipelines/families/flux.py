@@ -34,6 +34,15 @@ def flux_kontext() -> Any:
     return _untyped.FluxKontextPipeline(**{name: part for name, part in flux().components.items() if part is not None})
 
 
+def flux_fill() -> Any:
+    """FLUX.1 Fill: dev's parts, whose transformer takes a mask and a masked picture beside the noise."""
+    whole = flux()
+    transformer = _untyped.FluxTransformer2DModel(
+        pooled_projection_dim=WIDTH, guidance_embeds=True, **{**_PACKED, "in_channels": 384}, out_channels=64)
+    return _untyped.FluxFillPipeline(**{name: part for name, part in whole.components.items() if part is not None}
+                                     | {"transformer": transformer})
+
+
 def chroma() -> Any:
     """Chroma: T5 alone, with a mask; a small network makes the modulations of all blocks."""
     tokenizer = tokenizers.t5()
