@@ -134,7 +134,7 @@ def infer_family(model: Model, named: str = "") -> str:
 def _require_mask_input(model: Model, family: Family, configs: Configs) -> None:
     """Raises `ModelError` for a denoiser that takes no mask, in a pipeline of a family that inpaints: diffusers lets it
     inpaint without having learned to."""
-    if family.inpainting is None:
+    if family.inpainting is None or not os.path.lexists(model / family.denoiser / "config.json"):
         return
     width = configs(family.denoiser).get("in_channels")
     plain = next(wide for name, (_, wide) in family.config_widths.items() if name == "in_channels")

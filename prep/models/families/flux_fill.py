@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prep.models.denoiser import packing
-from prep.models.denoiser.samplers import BY_SIGMAS
-from prep.models.families import flux
+from prep.models.families import flux, flux_kontext
 from prep.models.family import Conditions, Inpainting
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: 
 FAMILY = replace(
     flux.FAMILY, name="flux_fill", models=("FLUX.1 Fill dev",), pipelines=("FluxFillPipeline",), predict=predict,
     inpainting=Inpainting(cell="all", join=join),
-    # Its own insists on pictures, which it would mask and encode again; the loop is the same. It gives every scheduler
-    # sigmas.
-    sampling=replace(flux.SAMPLING, pipeline="FluxPipeline", solvers=BY_SIGMAS, guidance=30.0),
+    # Its own insists on pictures, which it would mask and encode again. Kontext's does without, and has the same loop:
+    # it gives every scheduler sigmas, unlike FLUX.1's.
+    sampling=replace(flux_kontext.FAMILY.sampling, pipeline=flux_kontext.FAMILY.pipelines[0], guidance=30.0),
 )
