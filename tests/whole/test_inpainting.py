@@ -399,3 +399,33 @@ def test_a_loss_is_masked_only_if_that_is_asked_for(world: World, train: Callabl
                      f"loss.masked={masked}", "--set", "loss.unmasked_weight=0", *WORDS).code == 0
         losses.append(next(event["loss"] for event in events(run) if event["event"] == "step"))
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_model_may_be_told_each_pixel_of_a_mask(prep: Callable[..., Any], train: Callable[..., Any], tmp_path: Path
+                                                  ) -> None:
+    """FLUX.1 Fill: its rows have them, pages and exports show them, and a masked loss has the mean of each cell."""
+    root, edge = tmp_path, 28  # within a latent cell
+    tiny_pipelines.save("flux_fill", root / "model")
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (0, 0, edge, 64))
+    for number in range(3):
+        draw(root / f"photos/{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(f"number {number}")
+        mask.save(root / f"photos/{number}-masklabel.png")
+    assert prep("encode", root / "photos", "--model", root / "model", "--cache", root / "cache", "-o", root / "m.json",
+                "--resolution", 64, "--step", 32, "--device", "cpu", "--validation", 0.3).code == 0
+    index = open_index(read_manifest(root / "m.json"))
+    stored = Rows(index).mask(index.mask_of(0))
+    assert stored.shape == (1, 64, 8, 8) and stored.float().mean(dim=1)[0, :, 3].unique().tolist() == [127.5]
+    assert index.samples.coverage.tolist() == [edge / 64] * 3
+    assert prep("export", root / "m.json", "--to", "folder", "-o", root / "out").code == 0
+    names = sorted(path.name for path in (root / "out").rglob("*.png"))
+    assert len(names) == 2 * len(list((root / "out").rglob("*.txt"))) > 0, "pictures and masks, none twice"
+    shown = np.asarray(Image.open(next((root / "out").rglob("*-masklabel.png"))))
+    assert np.array_equal(shown, np.asarray(mask))
+    assert prep("inspect", root / "m.json", "--html", root / "page.html").code == 0
+    losses = {}
+    for masked in ("auto", "true"):
+        assert train("run", root / "m.json", "-o", root / masked, "--steps", 1, "--set", "sample.steps=1", "--set",
+                     "sample.every=1", "--set", f"loss.masked={masked}", *WORDS).code == 0
+        losses[masked] = next(event["loss"] for event in events(root / masked) if event["event"] == "step")
+    assert losses["auto"] != losses["true"]

@@ -89,6 +89,14 @@ def test_stable_diffusion_needs_its_file_alone(family, more, metadata, configs, 
     assert scheduler_config(model).get("rescale_betas_zero_snr", False) == ("ztsnr" in more)
 
 
+@pytest.mark.parametrize(("width", "family"), [(64, "flux"), (384, "flux_fill")])
+def test_flux_tells_whether_it_inpaints_by_its_first_layer(width, family, tmp_path):
+    path = tmp_path / "x.safetensors"
+    names = ("double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight", "vector_in.in_layer.weight")
+    save_file({"img_in.weight": torch.zeros(2, width), **{name: torch.zeros(2, 2) for name in names}}, path)
+    assert contents_of(path).family == family
+
+
 def test_what_sd_2_predicts_is_never_guessed(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file(unet("sd21"), path)
