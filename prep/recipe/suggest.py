@@ -59,7 +59,7 @@ def suggest(seen: Overview, *, model: str = "", named: str = "", name: str = "da
     if not model:
         remarks.append(Comment(at="model", text='no model given: set path = "models/sd15" or a Hub id here, or use '
                                "prep encode --model"))
-    remarks += [*image_says, *caption_says, *_mask(seen), *source_says]
+    remarks += [*image_says, *caption_says, *_mask(seen, family), *source_says]
     if fraction:
         remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * pictures))} of "
                                f"{pictures} pictures, held out for validation"))
@@ -243,9 +243,13 @@ def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
     return CaptionOptions(missing=missing), [Comment(at="caption", text=text) for text in says]
 
 
-def _mask(seen: Overview) -> Iterator[Comment]:
-    if masked := seen.total("masked"):
-        yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others train "
-                      "everywhere")
-    elif seen.opened.alpha:
+def _mask(seen: Overview, family: Family | None) -> Iterator[Comment]:
+    painter = family.name if family is not None and family.inpainting is not None else ""
+    masked, others = seen.total("masked"), "are not used" if painter else "train everywhere"
+    if masked or painter:
+        yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others {others}")
+    if painter and not masked:
+        yield Comment(at="mask", text=f"family {painter} learns to paint where masks are white: prep mask makes some, "
+                      "and prep view --edit paints them")
+    elif seen.opened.alpha and not masked:
         yield Comment(at="mask", text='"alpha" would train only the opaque parts')

@@ -244,6 +244,17 @@ def test_no_masks_at_all_are_an_error(world: World, options: tuple[str, ...]) ->
     assert sum(each["code"] == "missing-mask" for each in scanned.json["findings"]) == 4
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_written_recipe_counts_masks(world: World, count: int) -> None:
+    for number in range(count, 4):
+        (world.root / f"photos/{number}-masklabel.png").unlink()
+    path = world.root / "i.toml"
+    assert world.prep("init", world.root / "photos", "--model", world.root / "model", "-o", path).code == 0
+    text = path.read_text(encoding="utf-8")
+    assert f"# {count} of 4 pictures have a mask; the others are not used" in text
+    assert ("family sd15_inpaint learns to paint where masks are white" in text) == (not count)
+
+
 def test_masks_that_hide_nothing_or_all_are_said(world: World, train: Callable[..., Any]) -> None:
     for number, value in ((0, 0), (1, 255)):
         Image.new("L", SIZES[number], value).save(world.root / f"photos/{number}-masklabel.png")
@@ -254,6 +265,7 @@ def test_masks_that_hide_nothing_or_all_are_said(world: World, train: Callable[.
     checked = train("check", world.root / "m.json", "--device", "cpu")
     assert checked.code == 0
     assert "for 4 of 4, 1 of them entirely black (to paint into; in the loss not used)" in checked.out, checked.out
+    assert "longest sequence" not in checked.out, "the masked picture has no tokens of its own"
 
 
 def test_a_damaged_mask_is_named(world: World) -> None:

@@ -57,10 +57,11 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
 
 
 def _longest_sequence(setup: Setup) -> list[str]:
-    """A line on the longest sequence of the denoiser that has references, if there are any."""
+    """A line on the longest sequence of the denoiser that has references, if there are any. One that inpaints takes
+    its masked picture in the same tokens."""
     trained = [shape for shape, members in zip(setup.manifest.shapes, setup.index.training, strict=True)
                if shape[1] and len(members)]
-    if not trained:
+    if not trained or setup.index.inpaints:
         return []
     side = setup.family.token_side
     size, references = max(trained, key=pixels_of)
