@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,20 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ConfigError
 from prep.fs import memo
+from prep.loader import draws
+from prep.loader.batches import batches
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.models.vae import load_vae
 from prep.recipe.prompts import parse_prompt
+from train.check import check
+from train.config.load import parse
+from train.objectives.forward import forward, sample_losses
 from train.sampling.prompts import cached, current, of_captions
 from train.sampling.text import encode_prompts
+from train.setup import RunRequest
+from train.state import apply_gradients, clip_gradients, create_state, forward_backward
 
 SCHEMAS = Path(__file__).parents[2] / "manifests"
 SIZES = [(64, 64), (64, 64), (96, 64), (96, 64)]
@@ -441,3 +448,48 @@ def test_a_model_may_be_told_each_pixel_of_a_mask(prep: Callable[..., Any], trai
                      "sample.every=1", "--set", f"loss.masked={masked}", *WORDS).code == 0
         losses[masked] = next(event["loss"] for event in events(root / masked) if event["event"] == "step")
     assert losses["auto"] != losses["true"]
+
+
+@pytest.mark.slow
+def test_a_model_learns_what_the_masked_picture_shows(prep: Callable[..., Any], tmp_path: Path) -> None:
+    """Of walls of one color each, a quarter of which is seen: held-out ones have a lower loss with their own masked
+    pictures than with those of others. After 600 steps, in one run, these were 1.80 and 2.14."""
+    tiny_pipelines.save("flux_fill", tmp_path / "model")
+    stream = np.random.default_rng(0)
+    for number in range(48):
+        path = tmp_path / f"photos/{number:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64), tuple(stream.integers(0, 256, 3).tolist())).save(path)
+        path.with_suffix(".txt").write_text("a wall")
+        mask = Image.new("L", (64, 64), 0)
+        mask.paste(255, (0, 0, 48, 64))
+        mask.save(path.with_name(f"{path.stem}-masklabel.png"))
+    config = tmp_path / "model/vae/config.json"  # of the tiny VAE, pictures make little difference
+    config.write_text(json.dumps({**json.loads(config.read_text()), "scaling_factor": 4.5}))
+    assert prep("encode", tmp_path / "photos", "--model", tmp_path / "model", "--cache", tmp_path / "cache", "-o",
+                tmp_path / "m.json", "--resolution", 64, "--dtype", "float32", "--device", "cpu", "--validation", 0.25,
+                ).code == 0
+    settings = {"precision": "fp32", "batch_size": 12, "steps": 500, "method": "full", "optimizer": {"lr": 5e-3}}
+    setup = check(RunRequest(manifest=tmp_path / "m.json"), parse(settings, "")).setup
+    assert setup is not None
+    trainee, rows = create_state(setup, torch.device("cpu")), Rows(setup.index)
+    requests = draws.training(setup.index, setup.plan, 0, setup.steps, timesteps=trainee.denoiser.timesteps)
+    with batches(rows, requests, masked=False, pinned=False) as feed:
+        for step, batch in enumerate(feed):
+            forward_backward(trainee, setup.config, batch)
+            clip_gradients(trainee, setup.config)
+            apply_gradients(trainee, setup, step)
+
+    def loss(exchanged: bool) -> float:
+        found = []
+        with batches(rows, draws.validation(setup.index, 12, count=8, timesteps=trainee.denoiser.timesteps),
+                     masked=False, pinned=False) as feed, torch.no_grad():
+            for batch in feed:
+                (own,) = batch.references
+                shown = own.roll(len(own) // 2, 0) if exchanged else own
+                made = forward(trainee.denoiser, replace(batch, references=(shown,)), trainee.latents,
+                               setup.config.loss)
+                found.append(sample_losses(made, setup.config.loss))
+        return float(torch.cat(found).mean())
+
+    assert loss(False) < 0.92 * loss(True), (loss(False), loss(True))
