@@ -59,7 +59,7 @@ def files(there, tiny_model, tmp_path):
     save_file({name.replace("model.", "double."): value for name, value in given.items()}, "odd.safetensors")
     save_file({"lora_unet_x.lora_down.weight": torch.zeros(2)}, "lora.safetensors")
     save_file({"first_stage_model.encoder.conv_in.weight": torch.zeros(2)}, "vae.safetensors")
-    save_file({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 9, 3, 3)}, "inpaint.safetensors")
+    save_file({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 8, 3, 3)}, "edit.safetensors")
     save_file({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 4, 3, 3),
                "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(2, 1024)},
               "sd2.safetensors")
@@ -83,7 +83,8 @@ def files(there, tiny_model, tmp_path):
         "odd.safetensors": ("has tensors of no family that is known by its names", configs),
         "lora.safetensors": ("is a LoRA, expected a model", "name the model that it was trained on"),
         "vae.safetensors": ("has a VAE and no denoiser, expected a model", "tensors of a denoiser are named"),
-        "inpaint.safetensors": ("is a UNet that takes 9 channels, expected 4", "name the model that makes pictures"),
+        "edit.safetensors": ("is a UNet that takes 8 channels, expected 4, or 9 to inpaint",
+                             "name the model that makes pictures"),
         "sd2.safetensors": ("of which some models predict noise and some v, and the file does not say which",
                             "add @sd21-base if it predicts noise"),
         "cut.safetensors": ("bytes, expected", "download the model again"),
@@ -203,7 +204,7 @@ def test_of_a_whole_file_only_configs_are_downloaded(there, prep, tiny_model, tm
 
 
 @pytest.mark.parametrize("kind", ["QwenImageEditPipeline", "QwenImageEditInpaintPipeline",
-                                  "FluxFillPipeline", "StableDiffusionXLInpaintPipeline", "FluxControlPipeline",
+                                  "FluxControlPipeline",
                                   "StableDiffusionInstructPix2PixPipeline", "StableDiffusionXLImg2ImgPipeline"])
 def test_a_pipeline_that_edits_says_what_it_is(tiny_model, prep, photos, tmp_path, kind):
     model = shutil.copytree(tiny_model, tmp_path / "model")
