@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from prep.scan.crew import DecodeAgain, ScanCrew
 from prep.scan.duplicates.compared import DIGEST, Compared, Link
 from prep.scan.duplicates.copies import ScannedPicture
 from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, near_duplicates, whole_correlation
-from prep.scan.duplicates.signature import BLOCK, Pair, likely_pairs
+from prep.scan.duplicates.signature import BLOCK, Pair, likely_blocks
 from prep.scan.duplicates.signature import LIMIT as MOST
 from prep.scan.memo import ScanMemo
 from prep.scan.protocol import ThumbMessage
@@ -57,14 +56,13 @@ def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], m
         nears = near_duplicates(_thumbs(distinct, thumbs, makers), tick, fresh)
         links = [*known, *(Link(near=near) for near in nears)]
     elif fresh:
-        links = []
-        for link in _among_many(distinct, makers, tick, known, fresh):
-            done = link.near.second // BLOCK * BLOCK  # pictures all of whose pairs came before
-            begun = links[-1].near.second // SAVED if links else 0
-            if done // SAVED > begun and done > len(before.pictures):
+        links, saved = [], len(before.pictures)
+        for done, found in _among_many(distinct, makers, tick, known, fresh):
+            links += found
+            if done // SAVED > saved // SAVED and done < len(distinct):
                 _note(Compared(every=every, pictures=pictures, links=tuple(links)).first(done), makers)
                 makers.memory.save()
-            links.append(link)
+                saved = done
     compared = Compared(every=every, pictures=pictures, links=tuple(links))
     if compared != before:
         _note(compared, makers)
@@ -88,18 +86,31 @@ def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[
 
 
 def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object],
-                known: Sequence[Link], fresh: Collection[int]) -> Iterator[Link]:
-    """The likely pairs of whole pictures, measured; remakes thumbnails of new pairs only."""
+                known: Sequence[Link], fresh: Collection[int]) -> Iterator[tuple[int, list[Link]]]:
+    """How many pictures are compared by now, and their likely pairs of whole pictures since it was last told, measured;
+    remakes thumbnails of new pairs only."""
     measured = {(link.near.first, link.near.second, link.near.mirrored): link for link in known}
     before = [Pair(first=link.near.first, second=link.near.second, mirrored=link.near.mirrored, product=link.product)
               for link in known]
-    pairs = likely_pairs([picture.identity.signature for picture in distinct], tick, before, fresh)
-    while some := list(islice(pairs, AT_ONCE)):
-        unknown = [pair for pair in some if (pair.first, pair.second, pair.mirrored) not in measured]
-        indices = sorted({index for pair in unknown for index in (pair.first, pair.second)})
-        thumbs = dict(zip(indices, _thumbs([distinct[index] for index in indices], {}, makers), strict=True))
-        for pair in some:
-            yield measured.get((pair.first, pair.second, pair.mirrored)) or _measured(pair, thumbs)
+    some, told = list[Pair](), 0
+    blocks = likely_blocks([picture.identity.signature for picture in distinct], tick, before, fresh)
+    for number, block in enumerate(blocks, 1):
+        some += block
+        done = min(number * BLOCK, len(distinct))
+        if len(some) >= AT_ONCE or done - told >= SAVED or done == len(distinct):
+            yield done, [link for at in range(0, len(some), AT_ONCE)
+                         for link in _links(some[at : at + AT_ONCE], measured, distinct, makers)]
+            some, told = [], done
+
+
+def _links(pairs: Sequence[Pair], measured: Mapping[tuple[int, int, bool], Link], distinct: Sequence[ScannedPicture],
+           makers: Decoders) -> Iterator[Link]:
+    """Pairs with their scores, as they were `measured` before or are now."""
+    unknown = [pair for pair in pairs if (pair.first, pair.second, pair.mirrored) not in measured]
+    indices = sorted({index for pair in unknown for index in (pair.first, pair.second)})
+    thumbs = dict(zip(indices, _thumbs([distinct[index] for index in indices], {}, makers), strict=True))
+    for pair in pairs:
+        yield measured.get((pair.first, pair.second, pair.mirrored)) or _measured(pair, thumbs)
 
 
 def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Link:

@@ -18,7 +18,7 @@ from prep.scan import scanner as scans
 from prep.scan.duplicates import copies
 from prep.scan.duplicates.correlation import whole_correlation
 from prep.scan.duplicates.identity import identify, sampled, thumb_of
-from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_pairs, signature_of
+from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_blocks, likely_pairs, signature_of
 from prep.scan.memo import ScanMemo
 from prep.scan.scanner import scan
 
@@ -156,7 +156,7 @@ def test_more_than_are_ever_compared(many, monkeypatch):
 
 
 def test_a_picture_that_is_gone_when_it_is_looked_at_again(many, monkeypatch):
-    monkeypatch.setattr(alike, "likely_pairs", lambda *search: _removing(many, *search))
+    monkeypatch.setattr(alike, "likely_blocks", lambda *search: _removing(many, *search))
     report = scan(walk(many, source=0, mask_from="none"), jobs=1)
     assert codes(report) == {".": "duplicates-skipped", "turned.png": "mirrored-duplicate"}
 
@@ -176,9 +176,9 @@ def test_what_is_said_of_a_lost_picture_is_not_remembered(many, tmp_path):
 def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
     def changing(*search):
         (many / "small.jpg").write_bytes((many / "3.png").read_bytes())
-        yield from likely_pairs(*search)
+        yield from likely_blocks(*search)
 
-    monkeypatch.setattr(alike, "likely_pairs", changing)
+    monkeypatch.setattr(alike, "likely_blocks", changing)
     before = (many / "small.jpg").read_bytes()
     scan(walk(many, source=0, mask_from="none"), jobs=1, memory=(memory := ScanMemo(tmp_path / "scan.sqlite")))
     memory.close()
@@ -192,7 +192,7 @@ def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
 
 def _removing(root, *search):
     (root / "small.jpg").unlink()
-    yield from likely_pairs(*search)
+    yield from likely_blocks(*search)
 
 
 def test_a_thumbnail_as_a_png_comes_out_the_same():

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from prep.scan.duplicates.correlation import FLAT, SIDE, Thumb
 FREQUENCIES = 8  # each way
 LENGTH = FREQUENCIES * FREQUENCIES - 1  # bytes of a signature
 LIKELY = 0.9  # product of two signatures from which their thumbnails are compared
-LIMIT = 1_000_000  # pictures; comparing so many for the first time takes half an hour of a processor
+LIMIT = 1_000_000  # pictures; comparing so many for the first time takes 40 minutes of a processor
 BLOCK = 2048  # signatures compared with as many others at a time: 16 MiB of products
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -54,9 +55,10 @@ def signature_of(thumb: Thumb) -> bytes:
     return bytes(np.rint(low * (127 / most)).astype(np.int8)) if most >= FLAT else b""  # b"": only fine patterns
 
 
-def likely_pairs(signatures: Sequence[bytes], tick: Callable[[int], object] = lambda _: None,
-                 known: Sequence[Pair] = (), fresh: Collection[int] | None = None) -> Iterator[Pair]:
-    """For each picture, the most similar earlier picture, and the one most similar to its mirror image, if likely.
+def likely_blocks(signatures: Sequence[bytes], tick: Callable[[int], object] = lambda _: None,
+                  known: Sequence[Pair] = (), fresh: Collection[int] | None = None) -> Iterator[list[Pair]]:
+    """For each picture, the most similar earlier picture, and the one most similar to its mirror image, if likely: a
+    list for each `BLOCK` pictures, in their order.
 
     `fresh`: the pictures that were not compared before (default: all); the others are compared with them only, and
     `known` are the pairs of these others.
@@ -71,15 +73,21 @@ def likely_pairs(signatures: Sequence[bytes], tick: Callable[[int], object] = la
     for pair in known:
         best[int(pair.mirrored), pair.second], earlier[int(pair.mirrored), pair.second] = pair.product, pair.first
     for start in range(0, len(rows), BLOCK):
-        places = every[start : start + BLOCK]
+        places, found = every[start : start + BLOCK], list[Pair]()
         for side in (0, 1):
             for those, others in ((places[is_new[places]], every), (places[~is_new[places]], new)):
                 probes = rows[those] * mirror if side else rows[those]
                 _find_better(probes, those, rows, others, best[side], earlier[side])
-            for second in places[best[side, places] >= LIKELY].tolist():
-                yield Pair(first=int(earlier[side, second]), second=second, mirrored=bool(side),
+            found += [Pair(first=int(earlier[side, second]), second=second, mirrored=bool(side),
                            product=float(best[side, second]))
+                      for second in places[best[side, places] >= LIKELY].tolist()]
+        yield found
         tick(len(places))
+
+
+def likely_pairs(*search: Any, **options: Any) -> Iterator[Pair]:
+    """The pairs of `likely_blocks`, one after the other."""
+    return chain.from_iterable(likely_blocks(*search, **options))
 
 
 def _find_better(probes: Floats, those: Integers, rows: Floats, others: Integers, best: Floats,
