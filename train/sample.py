@@ -25,6 +25,7 @@ from prep.runs.grids import columns_of
 from prep.runtime import killable
 from prep.training.schema import Base
 from train.check import check
+from train.config.load import on_trained
 from train.memory.forecast import blocks_offloaded
 from train.models.adapters.frozen import PART
 from train.models.denoiser import Denoiser, adapted, load
@@ -177,9 +178,8 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progr
     request = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
                       init=run.local if finished else None)
     config = run.config if start is None else start.config
-    config = replace(config, base=Base())  # a training adapter is not used
-    if wanted.model:
-        config = replace(config, sample=replace(config.sample, model=""))
+    # A training adapter is not used; nor is the model that draws if another is asked for.
+    config = on_trained(config) if wanted.model else replace(config, base=Base())
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
     report = check(request, config, progress=progress)

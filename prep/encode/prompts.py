@@ -295,17 +295,20 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
 def _painted(opened: OpenedManifest, references: PromptReferences) -> Painted:
     """The masked pictures of the manifest's samples that prompts name, as they are and not mirrored."""
     wanted = {each.known.picture for each in references.values() if each.placement is None}
+    if not wanted:
+        return {}
     samples, columns = opened.samples, opened.samples.references
-    sizes = reference_sizes(opened.manifest, samples) if wanted else ()
+    sizes, digests = reference_sizes(opened.manifest, samples), samples.reference_digests
+    numbers = np.array([number for number, digest in enumerate(digests)
+                        if digest in wanted and not columns["flip"][number]], np.int64)
+    keys = keys_at(opened.cache, [shard["digest"] for shard in opened.shards], columns["latent_shard"][numbers],
+                   columns["latent_row"][numbers])
     found: dict[str, Reference] = {}
-    for number, digest in enumerate(samples.reference_digests if wanted else ()):
-        if digest in wanted and not columns["flip"][number]:
-            width, height = sizes[number].tolist()
-            key = keys_at(opened.cache, [shard["digest"] for shard in opened.shards],
-                          columns["latent_shard"][number:number + 1], columns["latent_row"][number:number + 1])
-            found[digest] = Reference(
-                name="", picture=digest, size=(int(columns["width"][number]), int(columns["height"][number])),
-                placement=samples.reference_placement(number, (width, height)), latent=key.tobytes().hex())
+    for at, number in enumerate(numbers.tolist()):
+        width, height = sizes[number].tolist()
+        found[digests[number]] = Reference(
+            name="", picture=digests[number], size=(int(columns["width"][number]), int(columns["height"][number])),
+            placement=samples.reference_placement(number, (width, height)), latent=keys[at:at + 1].tobytes().hex())
     return found
 
 

@@ -24,7 +24,7 @@ from results import emit, parser_of, table
 
 from prep.scan.duplicates.correlation import near_duplicates
 from prep.scan.duplicates.identity import sampled, thumb_of
-from prep.scan.duplicates.signature import LENGTH, likely_pairs
+from prep.scan.duplicates.signature import LENGTH, likely_blocks
 from prep.scan.memo import ScanMemo
 from prep.scan.protocol import BlobMessage, PreviewMessage
 from prep.scan.scanner import scan
@@ -104,7 +104,7 @@ def apart(quick: bool) -> str:
     rng = np.random.default_rng(0)
     signatures = [row.tobytes() for row in rng.integers(-127, 128, (many, LENGTH), np.int8)]
     begun = time.monotonic()
-    assert not list(likely_pairs(signatures))
+    assert not any(likely_blocks(signatures))
     hashed = time.monotonic() - begun
     return (f"A worker is ready after {start:.2f} s. Comparing {count} different pictures takes {compared:.2f} s, and "
             f"{many} signatures {hashed:.1f} s. Kept of a picture: {kept_bytes()} bytes, and its thumbnail while there "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import COPIES, scene, thumb
+from scenes import COPIES, likely_pairs, scene, thumb
 from walking import walk
 
 from prep.parse import Unparsed
@@ -19,7 +19,7 @@ from prep.scan import scanner as scans
 from prep.scan.duplicates import copies
 from prep.scan.duplicates.compared import DIGEST, Compared, Link, compared_from
 from prep.scan.duplicates.correlation import Near, near_duplicates
-from prep.scan.duplicates.signature import LENGTH, Pair, likely_pairs
+from prep.scan.duplicates.signature import LENGTH, Pair
 from prep.scan.memo import ScanMemo
 from prep.scan.scanner import scan
 

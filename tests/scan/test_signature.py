@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from scenes import COPIES, ORIGINAL, jpeg, scene, thumb
+from scenes import COPIES, ORIGINAL, jpeg, likely_pairs, scene, thumb
 from walking import walk
 
 from prep.scan import compare as alike
@@ -18,7 +18,7 @@ from prep.scan import scanner as scans
 from prep.scan.duplicates import copies
 from prep.scan.duplicates.correlation import whole_correlation
 from prep.scan.duplicates.identity import identify, sampled, thumb_of
-from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_blocks, likely_pairs, signature_of
+from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_blocks, signature_of
 from prep.scan.memo import ScanMemo
 from prep.scan.scanner import scan
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from itertools import chain
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from prep.scan.duplicates.identity import sampled, thumb_of
+from prep.scan.duplicates.signature import likely_blocks
 
 
 def scene(seed: int, size=(360, 300)) -> Image.Image:
@@ -38,3 +40,8 @@ COPIES = {
     "top part": ORIGINAL.crop((0, 0, 360, 190)),
     "middle, half of it": ORIGINAL.crop((90, 0, 270, 300)),
 }
+
+
+def likely_pairs(*search, **options):
+    """The likely pairs of all blocks, one after the other."""
+    return chain.from_iterable(likely_blocks(*search, **options))

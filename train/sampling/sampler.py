@@ -177,13 +177,8 @@ def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[N
     def cut(_: Any, args: Any, made: tuple[Tensor]) -> tuple[Tensor]:
         return (made[0][:, -tokens:] if leading else made[0][:, :tokens],)
 
-    hooks = [denoiser.model.register_forward_pre_hook(given, with_kwargs=True),
-             denoiser.model.register_forward_hook(cut)]
-    try:
+    with denoiser.model.register_forward_pre_hook(given, with_kwargs=True), denoiser.model.register_forward_hook(cut):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -199,11 +194,8 @@ def _inpainting(denoiser: Denoiser, mask_1Mhw: Tensor, masked_1Chw: Tensor) -> I
             return (facts.join(args[0], mask, masked), *args[1:]), named
         return args, {**named, "hidden_states": facts.join(named["hidden_states"], mask, masked)}
 
-    hook = denoiser.model.register_forward_pre_hook(given, with_kwargs=True)
-    try:
+    with denoiser.model.register_forward_pre_hook(given, with_kwargs=True):
         yield
-    finally:
-        hook.remove()
 
 
 def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:

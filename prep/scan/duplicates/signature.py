@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -83,11 +82,6 @@ def likely_blocks(signatures: Sequence[bytes], tick: Callable[[int], object] = l
                       for second in places[best[side, places] >= LIKELY].tolist()]
         yield found
         tick(len(places))
-
-
-def likely_pairs(*search: Any, **options: Any) -> Iterator[Pair]:
-    """The pairs of `likely_blocks`, one after the other."""
-    return chain.from_iterable(likely_blocks(*search, **options))
 
 
 def _find_better(probes: Floats, those: Integers, rows: Floats, others: Integers, best: Floats,
