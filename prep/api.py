@@ -153,8 +153,9 @@ def picture(dataset: CachedDataset, number: int, view: int = 0, *, reference: in
     """A view of a sample's picture, uint8 [H, W, 3] of its bucket: scaled, cropped and mirrored as it was encoded.
 
     With `reference`, that of the view, counted from 0, in its own size. `alpha` is the recipe's color below transparent
-    parts. The file, or object in a store, is decoded in this process. Raises `CacheError` if the picture is in a tar or
-    a table, or another one by now; `BadPicture` if it cannot be decoded.
+    parts; "keep" gives [H, W, 4], the last channel opacity. The file, or object in a store, is decoded in this process.
+    Raises `CacheError` if the picture is in a tar or a table, or another one by now; `BadPicture` if it cannot be
+    decoded.
     """
     from prep.digest import digest_bytes
     from prep.images.decode import decode_picture, scale_and_crop

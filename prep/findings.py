@@ -69,7 +69,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "low-bit-depth": ("info", "fewer than 8 bits per channel", "nothing"),
     "palette": ("info", "a palette of at most 256 colors", "nothing"),
     "grayscale": ("info", "no colors", "nothing, if intended"),
-    "has-alpha": ("warning", "transparency, flattened onto a color", "choose the color: [image] alpha"),
+    "has-alpha": ("warning", "transparency, flattened onto a color unless it is kept", "choose: [image] alpha"),
     "fully-transparent": ("warning", "entirely transparent", "remove it"),
     "blank": ("warning", "all pixels are the same", "remove it"),
     "animated": ("warning", "several frames, the first is used", "nothing, or save the frame you want"),

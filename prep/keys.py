@@ -4,7 +4,7 @@ A key is the SHA-256 of canonical JSON (integers and strings only). `kind` names
 when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
 share; the manifest stores it, so that an edited caption can be keyed without the model.
 
-    latent   picture digest, placement, [red, green, blue] below transparent pixels, if any;
+    latent   picture digest, placement, [red, green, blue] below transparent pixels, or "keep", if it has any;
              context: image policy, VAE fingerprint, posterior, dtypes
     imported latent
              picture digest, digest of the file that had it, placement;
@@ -28,7 +28,7 @@ from typing import Any
 
 from prep.digest import HOLE, digest_json, digest_spelled, integers, json_template, string
 from prep.geometry import Placement
-from prep.parse import RGB
+from prep.parse import KEPT, RGB, Alpha
 
 Context = Mapping[str, str | int | Mapping[str, str | int]]
 
@@ -45,15 +45,14 @@ class LatentKeys:
         self._parts = json_template({"kind": "latent", "alpha": HOLE, "context": context, "picture": HOLE,
                                      "placement": HOLE})
 
-    def key(self, picture: str, placement: Placement, alpha: RGB | None) -> str:
+    def key(self, picture: str, placement: Placement, alpha: Alpha | None) -> str:
         """The key of the latent of the picture with digest `picture` at `placement`.
 
-        `alpha` is the color below its transparent pixels, independent of how the recipe spells it; `None` for an
-        opaque picture.
+        `alpha` is what becomes of its transparency, independent of how the recipe spells it; `None` for an opaque
+        picture.
         """
-        color = "null" if alpha is None else integers(alpha)
         first, second, third, last = self._parts
-        return digest_spelled(f"{first}{color}{second}{string(picture)}{third}{_spell(placement)}{last}")
+        return digest_spelled(f"{first}{_spell_alpha(alpha)}{second}{string(picture)}{third}{_spell(placement)}{last}")
 
 
 class ImportedLatentKeys:
@@ -77,11 +76,10 @@ class MaskedLatentKeys:
         self._parts = json_template({"kind": "masked latent", "alpha": HOLE, "context": context, "mask": mask,
                                      "origin": HOLE, "picture": HOLE, "placement": HOLE})
 
-    def key(self, picture: str, origin: str, placement: Placement, alpha: RGB | None) -> str:
+    def key(self, picture: str, origin: str, placement: Placement, alpha: Alpha | None) -> str:
         """The key of such a latent: as `LatentKeys.key`, with `origin` as in `MaskKeys.key`."""
-        color = "null" if alpha is None else integers(alpha)
         first, second, third, fourth, last = self._parts
-        return digest_spelled(f"{first}{color}{second}{string(origin)}{third}{string(picture)}{fourth}"
+        return digest_spelled(f"{first}{_spell_alpha(alpha)}{second}{string(origin)}{third}{string(picture)}{fourth}"
                               f"{_spell(placement)}{last}")
 
 
@@ -216,6 +214,13 @@ def _spell(placement: Placement) -> str:
     (wide, high), (left, top), (width, height) = placement.scaled, placement.crop, placement.bucket
     return (f'{{"bucket":[{width:d},{height:d}],"crop":[{left:d},{top:d}],"flip":{placement.flip:d},'
             f'"scaled":[{wide:d},{high:d}]}}')
+
+
+def _spell_alpha(alpha: Alpha | None) -> str:
+    """What becomes of transparency in canonical JSON."""
+    if alpha is None:
+        return "null"
+    return string(alpha) if alpha == KEPT else integers(alpha)
 
 
 _SAMPLE = json_template({"kind": "sample", "bucket": HOLE, "copy": HOLE, "picture": HOLE})

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prep.digest import canonical, digest_json
 
@@ -74,6 +74,26 @@ def color_of(text: str, where: str = "color", *, also: tuple[str, ...] = ()) -> 
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
+def alpha_of(text: str, where: str = "alpha") -> Alpha | None:
+    """What becomes of transparency, by the setting of a recipe; `None`: it is refused. Raises `Unparsed`."""
+    if text == REFUSED:
+        return None
+    return KEPT if text == KEPT else color_of(text, where, also=(KEPT, REFUSED))
+
+
+def alpha_setting(alpha: Alpha | None) -> str:
+    """The setting that `alpha_of` reads as `alpha`."""
+    if alpha is None or alpha == KEPT:
+        return alpha or REFUSED
+    return "#{:02x}{:02x}{:02x}".format(*alpha)
+
+
+def color_below(alpha: Alpha | None) -> RGB | None:
+    """The color below transparency for what takes no transparent pictures: white where it is kept, as the pipeline of
+    Qwen-Image-2.1 shows them to its text encoder; `None`: it is refused."""
+    return COLORS["white"] if alpha == KEPT else alpha
+
+
 def bytes_of(text: str) -> int:
     """A number of bytes from a text like 200GB or 1.5 TiB; units are powers of 1024. Raises `Unparsed`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMGTP]?)(?:i?B)?", text, re.IGNORECASE)
@@ -107,6 +127,9 @@ def rgb_of(value: Any, where: str) -> RGB:
 
 
 RGB = tuple[int, int, int]
+KEPT: Literal["keep"] = "keep"
+REFUSED = "reject"
+Alpha = RGB | Literal["keep"]  # what becomes of transparency: a color replaces it, or the VAE is given it, too
 COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 
 

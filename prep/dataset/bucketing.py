@@ -20,7 +20,7 @@ from prep.models.family import Family
 from prep.models.hub import locate
 from prep.models.named import is_local
 from prep.models.pipeline import infer_family
-from prep.parse import parse_size
+from prep.parse import KEPT, REFUSED, parse_size
 from prep.recipe.schema import ModelOptions, Recipe
 from prep.sources.item import Item
 
@@ -55,6 +55,15 @@ def require_masks(recipe: Recipe, family: Family | None) -> None:
             raise ConfigError(f"{source.path} is used without masks, but family '{family.name}' learns to paint where "
                               "masks are white", hint="a mask is NAME-masklabel.png beside its picture, or in the "
                               "directory of --mask; prep mask makes some")
+
+
+def require_alpha(recipe: Recipe, family: Family | None) -> None:
+    """Raises `ConfigError` if transparency is to be kept and the family's VAE takes none."""
+    if recipe.image.alpha == KEPT and family is not None and not family.keeps_alpha:
+        some = ", ".join(sorted(each.name for each in FAMILIES.values() if each.keeps_alpha))
+        raise ConfigError(f"image.alpha is '{KEPT}', but the VAE of family '{family.name}' takes no transparency",
+                          hint=f"families whose VAE does: {some}; choose a color that replaces it, or '{REFUSED}', "
+                          "which skips such pictures")
 
 
 def mask_lacking(recipe: Recipe, item: Item, *, has_alpha: bool) -> Finding | None:
@@ -178,8 +187,10 @@ def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
-    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for rules that give no buckets."""
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for rules that give no buckets, and
+    for transparency that the family does not take."""
     image, family = recipe.image, family_of(recipe.model)
+    require_alpha(recipe, family)
     least, step = (8, STEP) if family is None else (least_step(family), family.step)
     step = image.step or step
     if step % least:

@@ -61,7 +61,7 @@ from prep.models.fields import STD, FieldSpecs
 from prep.models.files import Model
 from prep.models.fingerprint import Expected, FileDigest, bytes_of, text_files, ticking
 from prep.models.hub import locate
-from prep.parse import RGB, brief
+from prep.parse import Alpha, alpha_setting, brief
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import STORED_DTYPES, ModelOptions
 
@@ -134,7 +134,7 @@ class _Encoding:
     contexts: Contexts
     specs: FieldSpecs
     file_digest: FileDigest
-    alpha: RGB | None  # the color below transparent pixels; None: such pictures are refused
+    alpha: Alpha | None  # what becomes of transparency; None: it is refused
 
     def expected(self, field: str, name: str) -> Expected:
         """The fingerprint `name` in the context of `field`."""
@@ -182,9 +182,8 @@ def _rules_of(manifest: Manifest) -> ReferenceRules | None:
 
 def _require_latents(manifest: Manifest, references: PromptReferences) -> None:
     """Raises `ConfigError` for transparent pictures that the manifest's recipe refuses."""
-    latents = manifest.document["latents"]
     for name, reference in references.items():
-        if reference.known.has_alpha and latents.get("alpha") is None:
+        if reference.known.has_alpha and manifest.alpha is None:
             raise ConfigError(f'the reference {printable(name)} has transparency, and [image] alpha is "reject"')
 
 
@@ -213,10 +212,9 @@ def _encoding_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Encodin
     latent = manifest.fields["latent"]
     specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options),
                        with_std=STD in latent.arrays)
-    color = manifest.document["latents"].get("alpha")
     return _Encoding(reading=TextReading(model=model, family=family, options=options), specs=specs,
                      contexts=Contexts(latent=latent.context, mask=None, text=context), file_digest=file_digest,
-                     alpha=None if color is None else tuple(color))
+                     alpha=manifest.alpha)
 
 
 def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Model, manifest: Manifest,
@@ -247,7 +245,7 @@ def _encode(call: PromptsCall, cache: Cache, targets: Targets, encoding: _Encodi
     job = Job(cache=cache, model=reading.model, specs=encoding.specs, targets=targets, tasks=planned.tasks,
               vae=encoding.expected("latent", "vae") if targets.latents else encoding.expected("text", "text"),
               text=encoding.expected("text", "text"), text_options=reading.options, text_groups=groups, origin="none",
-              alpha="reject" if encoding.alpha is None else "#{:02x}{:02x}{:02x}".format(*encoding.alpha),
+              alpha=alpha_setting(encoding.alpha),
               compute={field: str(contexts.by_field()[field].get("compute", "")) for field in ("latent", "text")},
               tile=int(contexts.latent.get("tile", 0)), device=call.device, batch_size=1, jobs=1,
               max_rejects=MOST_REJECTS)

@@ -28,7 +28,7 @@ from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys
 from prep.manifest.samples import NO_PROMPT, Reference, Sample, Text, View
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
-from prep.parse import RGB, color_of
+from prep.parse import Alpha, alpha_of, color_below
 from prep.recipe.prompts import Prompt, PromptSettings
 from prep.recipe.schema import Recipe
 
@@ -244,8 +244,8 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
 
 
 def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, contexts: Contexts,
-                   alpha: RGB | None, family: Family, painted: Painted) -> Targets:
-    """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels. Of the
+                   alpha: Alpha | None, family: Family, painted: Painted) -> Targets:
+    """The targets of prompts alone, and of the unconditional row; `alpha`: what becomes of transparency. Of the
     pictures that are `painted` none is a target: the samples have them."""
     keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
                  imported=None, vision=family.text.vision, masked=None)
@@ -263,19 +263,19 @@ class _Keys:
     mask: MaskKeys | None
     text: TextKeys
     origin: str | None  # of masks: "file" or "alpha"
-    alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
+    alpha: Alpha | None  # what becomes of transparency; None: it is refused
     imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
     vision: Vision | None  # how the text encoder sees references; None: it does not
     masked: MaskedLatentKeys | None  # None: the family does not inpaint
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
-        mask, alpha, family = contexts.mask, recipe.image.alpha, FAMILIES[recipe.model.family]
+        mask, family = contexts.mask, FAMILIES[recipe.model.family]
         masked = None if family.inpainting is None or mask is None else MaskedLatentKeys(contexts.latent, mask)
         return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
                    imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
-                   alpha=None if alpha == "reject" else color_of(alpha), vision=family.text.vision, masked=masked)
+                   alpha=alpha_of(recipe.image.alpha), vision=family.text.vision, masked=masked)
 
     def seen(self, references: Iterable[tuple[KnownReference, Placement]], name: str) -> tuple[_Seen, ...]:
         """References, placed for the VAE, as the text encoder sees them."""
@@ -286,7 +286,7 @@ class _Keys:
             placement = self.vision.place(each.size, placed)
             assert placement is not None, "what cannot be seen is no reference"
             picture = SeenPicture(picture=each.picture, placement=placement,
-                                  alpha=self.alpha if each.has_alpha else None)
+                                  alpha=color_below(self.alpha) if each.has_alpha else None)
             found.append(_Seen(picture, each, f"{name}: its reference {printable_name(each.blob.name)}"))
         return tuple(found)
 

@@ -19,6 +19,7 @@
 | HEIC of 10 or 12 bits         | v * 255 / 1023 or 4095, rounded; never clipped                                      |
 | float                         | times 255 when all values are from 0 to 1, else refused; in JPEG XL refused         |
 | alpha, transparent color     | composited onto the recipe's color, in 8 bits, after conversion to sRGB            |
+| the same, kept               | a fourth channel, not premultiplied; what is wholly transparent is black           |
 | several frames or pages       | the first, of HEIC the primary one; a note. Animated JPEG XL is refused             |
 | JPEG without its end marker   | refused, as libjpeg asks for what follows; one that is done before: a note          |
 | truncated, damaged            | refused (`BadPicture`); half a picture is never used                                |
@@ -41,7 +42,7 @@ from PIL import Image
 from prep.geometry import Placement, Size
 from prep.images.color import split_alpha, to_srgb
 from prep.images.header import PictureHeader, as_bad_picture, load_checked, open_picture, profile_of
-from prep.parse import color_of
+from prep.parse import KEPT, color_of
 
 # Part of every latent's key: changing a letter here makes every cache stale.
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
@@ -66,7 +67,8 @@ def read_header(data: bytes) -> PictureHeader:
 
 
 def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
-    """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the color `alpha`.
+    """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the color `alpha`; mode RGBA if
+    that is "keep", opaque where the file has no transparency.
 
     Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `color_of` does.
     """
@@ -88,15 +90,36 @@ def decode_layers(data: bytes, *, alpha: str) -> tuple[PictureHeader, Image.Imag
     color, transparency, profile, header = load_layers(data)
     with as_bad_picture("corrupt-data", len(data)):
         pixels = to_srgb(color, profile)
-    if transparency is not None:
+    if alpha == KEPT:
+        pixels = _with_transparency(pixels, transparency)
+    elif transparency is not None:
         canvas = Image.new("RGB", pixels.size, color_of(alpha))
         canvas.paste(pixels, mask=transparency)
-        pixels, transparency = canvas, upright(transparency, header)
+        pixels = canvas
+    if transparency is not None:
+        transparency = upright(transparency, header)
     return header, upright(pixels, header), transparency
+
+
+def _with_transparency(pixels: Image.Image, transparency: Image.Image | None) -> Image.Image:
+    """RGBA, black where nothing is seen, as Pillow's scaling makes it.
+
+    Programs leave colors below what they cut out. Without that, a picture which needs no scaling would teach them.
+    """
+    whole = pixels.convert("RGBA")
+    if transparency is None:
+        return whole
+    whole.putalpha(transparency)
+    made = Image.new("RGBA", whole.size)
+    made.paste(whole, mask=transparency.point([0, *[255] * 255]))
+    return made
 
 
 def scale_and_crop(picture: Image.Image, placement: Placement) -> Pixels:
     """The bucket's pixels, uint8 [H, W, 3]: `picture` (RGB) scaled with Lanczos, cropped, perhaps mirrored.
+
+    Of an RGBA picture [H, W, 4]; Pillow scales its colors by their opacity, and divides by it again.
+
 
     The whole picture is scaled, not only the crop: Pillow keeps a box in float32, and the last bits would differ.
     """
@@ -104,7 +127,7 @@ def scale_and_crop(picture: Image.Image, placement: Placement) -> Pixels:
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """`pixels`, uint8 [H, W] or [H, W, 3], as the bytes of a PNG file."""
+    """`pixels`, uint8 [H, W], [H, W, 3] or [H, W, 4], as the bytes of a PNG file."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()

@@ -17,7 +17,7 @@ from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
-from prep.parse import RGB
+from prep.parse import Alpha
 
 LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
 UNKNOWN: tuple[str, ...] = ()  # of a mask from a file, whose digest is not stored anywhere
@@ -147,7 +147,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
 
 
 class _SampleKeys:
-    """Computes the keys that rows may have, from the contexts and the color in a manifest."""
+    """Computes the keys that rows may have, from the contexts in a manifest and what it says of transparency."""
 
     def __init__(self, audit: OpenedManifest) -> None:
         fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
@@ -161,13 +161,13 @@ class _SampleKeys:
         self.knows_masks = self._masks is not None
         # Those of masked pictures have digests of masks.
         self.knows_references = not audit.manifest.inpaints
-        color = latents.get("alpha")
-        self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
+        alpha = audit.manifest.alpha
+        self._alphas: tuple[Alpha | None, ...] = (None,) if alpha is None else (None, alpha)
 
     def latent(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """The keys without and with the color: the manifest does not store whether a picture is transparent."""
+        """The keys without and with transparency: the manifest does not store whether a picture has some."""
         keys = self._latents
-        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color) for color in self._colors)
+        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, alpha) for alpha in self._alphas)
 
     def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
         """Known only if masks come from the pictures' alpha."""

@@ -27,6 +27,7 @@ from prep.manifest.shards import HINT, ShardFacts, parse_shards
 from prep.manifest.tables import FINDINGS, SHARDS, read_table, samples_schema
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, TOKEN
+from prep.parse import color_below
 
 MOST_REPEATS = 1 << 20  # times an epoch shows a sample; recipes allow 10,000
 MOST_WEIGHT = 1e6  # of a sample or a text; recipes allow 1000
@@ -145,7 +146,7 @@ def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
 def seen_ways(manifest: Manifest, references: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
     """All that may be in the key of a text with these references: a manifest does not say which are transparent. Empty:
     the text encoder cannot see one of them."""
-    vision, color = FAMILIES[manifest.family].text.vision, manifest.document["latents"].get("alpha")
+    vision, color = FAMILIES[manifest.family].text.vision, color_below(manifest.alpha)
     if vision is None or not references:
         return [()]
     ways: list[tuple[SeenPicture, ...]] = [()]
@@ -153,7 +154,7 @@ def seen_ways(manifest: Manifest, references: Sequence[ShownPicture]) -> list[tu
         place = vision.place(size, placement)
         ways = [] if place is None else [
             (*way, SeenPicture(picture=digest, placement=place, alpha=alpha))
-            for way in ways for alpha in ((None,) if color is None else (None, tuple(color)))]
+            for way in ways for alpha in ((None,) if color is None else (None, color))]
     return ways
 
 

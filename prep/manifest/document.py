@@ -28,7 +28,7 @@ from prep.geometry import BucketShape, Size, have_references
 from prep.manifest.schema import check_document
 from prep.models.families.registry import FAMILIES
 from prep.models.named import is_there, named_in
-from prep.parse import Unparsed, brief
+from prep.parse import Alpha, Unparsed, brief
 from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
@@ -85,6 +85,12 @@ class Manifest:
     def in_store(self) -> bool:
         """Whether it is in a store: rows are uploaded there, and what it names besides its cache is elsewhere."""
         return isinstance(self.path, Bucket)
+
+    @property
+    def alpha(self) -> Alpha | None:
+        """What became of transparency; `None`: it was refused, or is not recorded."""
+        alpha = self.document["latents"].get("alpha")
+        return tuple(alpha) if isinstance(alpha, list) else alpha
 
     @property
     def inpaints(self) -> bool:

@@ -21,6 +21,7 @@ from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
 from prep.models.named import check_recorded
 from prep.parse import (
+    KEPT,
     PATH,
     Unparsed,
     brief,
@@ -124,7 +125,7 @@ def _check_latents(latents: dict[str, Any], family: Family) -> None:
                        "are divided by it")
     if "mean" in latents or "std" in latents:
         _check_statistics(latents, family)
-    if latents.get("alpha") is not None:
+    if latents.get("alpha") is not None and not (family.keeps_alpha and latents["alpha"] == KEPT):
         check_color(latents["alpha"], "latents.alpha")
     if "references" in latents:
         references = expect(latents["references"], dict, "latents.references")

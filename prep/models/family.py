@@ -246,6 +246,7 @@ class Family:
     # Most pixels of a side, and of a picture that is not square, by the denoiser's config; None: any.
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None
     largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
+    keeps_alpha: bool = False  # whether its VAE takes four channels, the last for opacity
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     # The prediction [B, C, h, w] of the denoiser for a noisy latent [B, C, h, w] at a time [B]: the timestep of a
     # diffusion model, the sigma (0 to 1) of a flow. For a flow the prediction is that of noise - latent.

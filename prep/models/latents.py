@@ -73,6 +73,9 @@ def latent_facts(model: Model, family: Family) -> dict[str, Any]:
     config = read_config(path)
     geometry = GEOMETRIES[class_of(pipeline_index(model), "vae", model)[1]]
     _check_geometry(config, path, geometry, family)
+    if family.keeps_alpha and (seen := config.get("in_channels", 4)) != 4:
+        raise ModelError(f"the VAE in {path.parent} takes pictures of {brief(seen)} channels, expected 4, of which one "
+                         "is their opacity", hint=FETCH_AGAIN)
     if geometry.normalized == "batch_norm":
         return {"scaling_factor": "1", "shift_factor": "0", **_batch_norm(model, config, path, family)}
     if geometry.normalized == "channels":

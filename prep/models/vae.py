@@ -73,8 +73,9 @@ class VaeEncoder:
                              hint=FETCH_AGAIN) from None
 
     def encode(self, pixels_BHW3: Pixels) -> list[Arrays | None]:
-        """One row per picture, arrays of [C, h, w] as stored; `None` if it is not finite even in float32. Of pictures
-        with a fourth channel, pixels where that is 0 are halfway between black and white, which no byte says.
+        """One row per picture, arrays of [C, h, w] as stored; `None` if it is not finite even in float32. The fourth
+        channel of pictures, if any, is their opacity for a VAE that takes it. For another, pixels where that is 0 are
+        halfway between black and white, which no byte says.
 
         A picture that is not finite in the compute dtype is encoded again, alone, in float32. A batch that does not fit
         into the device's memory is halved. Raises `OutOfMemoryError` if one picture does not fit.
@@ -127,10 +128,10 @@ class VaeEncoder:
         """The field's arrays, [B, C, h, w] each, float32, in host memory; from a GPU, they are on their way."""
         given = torch.from_numpy(pixels_BHW3)
         pinned = given.pin_memory() if self._device.type == "cuda" else given
-        image_B3HW = pinned.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        if image_B3HW.shape[1] == 4:  # 0, mid-gray, where the fourth channel is 0
-            image_B3HW = image_B3HW[:, :3] * (image_B3HW[:, 3:] > 0)
-        found = posterior(self._vae, image_B3HW.to(dtype))
+        image_BCHW = pinned.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        if image_BCHW.shape[1] == 4 and not takes_alpha(self._vae):  # 0, mid-gray, where the fourth channel is 0
+            image_BCHW = image_BCHW[:, :3] * (image_BCHW[:, 3:] > 0)
+        found = posterior(self._vae, image_BCHW.to(dtype))
         wanted = {"latent": found.mean_BChw, **({STD: found.std_BChw} if self._with_std else {})}
         return {name: each.float().to("cpu", non_blocking=self._device.type == "cuda")
                 for name, each in wanted.items()}
@@ -155,9 +156,11 @@ class VaeDecoder:
     @killable()
     @torch.inference_mode()
     def decode(self, latent_Chw: np.ndarray[Any, Any]) -> Pixels:
-        """The picture of an unscaled latent, uint8 [H, W, 3]. Raises `ModelError`, `OutOfMemoryError`."""
+        """The picture of an unscaled latent, uint8 [H, W, 3], over white if it has transparency. Raises `ModelError`,
+        `OutOfMemoryError`."""
         try:
-            image_3HW = decode(self._vae, torch.from_numpy(np.ascontiguousarray(latent_Chw))[None].to(self._device))[0]
+            latent_1Chw = torch.from_numpy(np.ascontiguousarray(latent_Chw))[None]
+            image_3HW = _over_white(decode(self._vae, latent_1Chw.to(self._device)))[0]
             levels = ((image_3HW + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
             pixels: Pixels = levels.cpu().numpy()
         except Exception as error:
@@ -197,21 +200,27 @@ def use_tiles(vae: Any, side: int) -> None:
 OF_VIDEO = frozenset({"AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"})
 
 
-def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
-    """The posterior of pictures from -1 to 1; of an autoencoder without one, its latent and a deviation of 0."""
+def takes_alpha(vae: Any) -> bool:
+    """Whether the VAE takes pictures with a fourth channel: -1 where they are transparent, 1 where they are opaque."""
+    return type(vae).__name__ in OF_VIDEO and getattr(vae.config, "in_channels", 3) == 4
+
+
+def posterior(vae: Any, image_BCHW: torch.Tensor) -> Posterior:
+    """The posterior of pictures from -1 to 1, opaque without a fourth channel; of an autoencoder without one, its
+    latent and a deviation of 0."""
+    if takes_alpha(vae) and image_BCHW.shape[1] == 3:
+        image_BCHW = functional.pad(image_BCHW, (0, 0, 0, 0, 0, 1), value=1.0)
     if type(vae).__name__ in OF_VIDEO:
-        if getattr(vae.config, "in_channels", 3) == 4:  # with transparency: pictures have none
-            image_B3HW = functional.pad(image_B3HW, (0, 0, 0, 0, 0, 1), value=1.0)
-        clip = vae.encode(image_B3HW[:, :, None]).latent_dist
+        clip = vae.encode(image_BCHW[:, :, None]).latent_dist
         return Posterior(clip.mean[:, :, 0], clip.std[:, :, 0])
-    made = vae.encode(image_B3HW)
+    made = vae.encode(image_BCHW)
     if not GEOMETRIES[type(vae).__name__].posterior:
         return Posterior(made.latent, torch.zeros_like(made.latent))
     return Posterior(made.latent_dist.mean, made.latent_dist.std)
 
 
 def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
-    """Pictures from -1 to 1, [B, 3, H, W], of unscaled latents.
+    """Pictures from -1 to 1, [B, C, H, W], of unscaled latents; the fourth of four channels is their opacity.
 
     If memory does not suffice for whole ones, these and all later ones are decoded in tiles, whose seams are blended.
     """
@@ -228,9 +237,9 @@ def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
 def _decoded(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
     if type(vae).__name__ in OF_VIDEO:
         clip_BC1HW: torch.Tensor = vae.decode(latent_BChw[:, :, None]).sample
-        return _over_white(clip_BC1HW[:, :, 0])
-    image_B3HW: torch.Tensor = vae.decode(latent_BChw).sample
-    return image_B3HW
+        return clip_BC1HW[:, :, 0]
+    image_BCHW: torch.Tensor = vae.decode(latent_BChw).sample
+    return image_BCHW
 
 
 def _over_white(image_BCHW: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from prep.fs.remote.errors import StoreError
 from prep.images.decode import Picture, decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.manifest.opened import OpenedManifest
+from prep.parse import COLORS, alpha_setting, color_below
 
 MOST_BYTES = 1 << 28  # of a picture; larger ones get no thumbnail
 
@@ -26,8 +27,7 @@ class Originals:
 
     def __init__(self, opened: OpenedManifest) -> None:
         self._files = PictureFiles(opened.manifest.sources)
-        color = opened.manifest.document["latents"].get("alpha")
-        self._alpha = "white" if color is None else "#{:02x}{:02x}{:02x}".format(*color)
+        self._alpha = alpha_setting(color_below(opened.manifest.alpha) or COLORS["white"])
 
     def read(self, sample: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> bytes | None:
         """Returns the bytes of a described sample's picture, or of a described reference of it; `None` if it is
@@ -45,7 +45,7 @@ class Originals:
         """A described sample's picture, or a described reference of it, decoded; `None` as in `read`, or if it cannot
         be decoded.
 
-        Transparency is flattened onto the color `alpha`; by default onto that of the latents.
+        Transparency is flattened onto the color `alpha`; by default onto that of the latents, or white.
         """
         data = self.read(sample, reference)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from prep.buckets.sizes import MOST_RESOLUTION
 from prep.buckets.views import CROPS
 from prep.fs.place import Place
-from prep.parse import Unparsed, brief, color_of, expect, list_of, one_of, parse_size, suggest, within
+from prep.parse import Unparsed, alpha_of, brief, expect, list_of, one_of, parse_size, suggest, within
 from prep.setting import number_of, texts_check
 from prep.sources.globs import chosen_by
 
@@ -68,10 +68,9 @@ def crop_check(value: Any, where: str) -> str:
 
 
 def alpha_check(value: Any, where: str) -> str:
-    """A color, or "reject"."""
-    if value != "reject":
-        color_of(expect(value, str, where), where, also=("reject",))
-    return str(value)
+    """A color, "keep" or "reject"."""
+    alpha_of(text := expect(value, str, where), where)
+    return text
 
 
 def path_check(value: Any, where: str) -> str | Place:

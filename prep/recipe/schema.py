@@ -94,8 +94,9 @@ class ImageOptions:
                         help="where to crop; focus: around the mask's center of mass")
     views: int = setting(1, low=1, high=64, help="crops per picture, with crop random; training draws one each time")
     flip: str = setting("none", choices=FLIPS, help="mirroring; both: each crop, unmirrored and mirrored")
-    alpha: str = setting("white", check=alpha_check, choices=("white", "black", "gray", "reject"), other="#RRGGBB",
-                         help="color that replaces transparency, or reject")
+    alpha: str = setting("white", check=alpha_check, choices=("white", "black", "gray", "keep", "reject"),
+                         other="#RRGGBB", help="color that replaces transparency; keep gives it to a VAE that "
+                         "takes it; or reject")
     min_bucket: int = setting(1, low=1, high=1 << 30,
                               help="merge buckets with fewer pictures than this into their nearest neighbor")
 

@@ -116,8 +116,9 @@ def _image(seen: Overview, family: Family | None) -> tuple[ImageOptions, list[Co
         remarks.append(Comment(at="image.resolution", text=f"pictures skipped because a side is below {least}: "
                                f"{tiny}"))
     if opened.alpha:
+        keep = '"keep" gives it to the VAE, and ' if family is not None and family.keeps_alpha else ""
         remarks.append(Comment(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
-                               'flattened onto this color; "reject" skips them'))
+                               f'flattened onto this color; {keep}"reject" skips them'))
     return ImageOptions(resolution=side, step=step), remarks
 
 

@@ -20,7 +20,7 @@ from prep.fs.place import real_name
 from prep.models.configs import Configs
 from prep.models.families.registry import FAMILIES
 from prep.models.pipeline import family_of
-from prep.parse import Unparsed
+from prep.parse import KEPT, REFUSED, Unparsed
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
 from prep.runtime import defer_interrupts
@@ -37,6 +37,7 @@ from prep.workers.ray import ClusterOptions
 
 SIDE = 320  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
+TRANSPARENT = {"has-alpha", "fully-transparent"}
 NEAR_CODES = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
 
 
@@ -68,7 +69,7 @@ def run_scan(call: ScanCall) -> ScanReport:
     blobs: dict[str, Blob] = {}
     owners: dict[str, int] = {}  # the sources of pictures without a caption
     small: dict[str, bool] = {}  # pictures below the recipe's minimum side, and whether they are usable otherwise
-    bare: dict[str, bool] = {}  # the same of those without a mask that the model needs
+    bare: dict[str, bool] = {}  # the same of those without a mask that the model needs, or with what is refused
     below, unmasked = least_side_check(recipe), _mask_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
@@ -79,7 +80,7 @@ def run_scan(call: ScanCall) -> ScanReport:
         if call.show is not None:
             blobs[item.label] = item.picture
         lacking, short = list(unmasked(item, examined)), below(item.label, examined.identity.size)
-        if lacking:
+        if lacking or _is_refused(examined, recipe):
             bare[item.label] = examined.usable
         if short is not None:
             small[item.label] = examined.usable
@@ -146,7 +147,12 @@ def _check(call: ScanCall) -> None:
 
 
 def _with_policy(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> Finding:
-    """The finding, with the recipe's policy if a caption is missing or empty: info if the policy supplies a caption."""
+    """The finding, with the recipe's policy if a caption is missing or empty: info if the policy supplies a caption; or
+    if the picture has transparency: info if it is kept."""
+    if finding.code == "has-alpha" and recipe.image.alpha == KEPT:
+        return replace(finding, severity="info", detail=f"{finding.detail}; that is kept")
+    if finding.code in TRANSPARENT and recipe.image.alpha == REFUSED:
+        return replace(finding, detail=f"{finding.detail}; such pictures are skipped")
     if finding.code not in UNSAID:
         return finding
     choice = recipe.caption_of(owners.get(finding.path, 0))
@@ -156,6 +162,11 @@ def _with_policy(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) ->
     if choice.missing == "reject":
         return replace(finding, detail=f"{finding.detail}; the picture is skipped")
     return finding
+
+
+def _is_refused(examined: Examined, recipe: Recipe) -> bool:
+    """Whether the recipe refuses a picture for its transparency."""
+    return recipe.image.alpha == REFUSED and any(each.code in TRANSPARENT for each in examined.findings)
 
 
 def _left_out(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bool:
@@ -169,7 +180,7 @@ def _mask_check(recipe: Recipe) -> Check:
         return nothing_else
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
-        transparent = any(each.code in ("has-alpha", "fully-transparent") for each in examined.findings)
+        transparent = any(each.code in TRANSPARENT for each in examined.findings)
         lacking = mask_lacking(recipe, item, has_alpha=transparent)
         return () if lacking is None else (lacking,)
 

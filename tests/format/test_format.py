@@ -233,7 +233,7 @@ def placement(spelled: dict) -> Placement:
 
 KEY_OF = {
     "latent": lambda d: latent_key(d["picture"], placement(d["placement"]),
-                                        None if d["alpha"] is None else tuple(d["alpha"]), d["context"]),
+                                   tuple(d["alpha"]) if isinstance(d["alpha"], list) else d["alpha"], d["context"]),
     "imported": lambda d: keys.ImportedLatentKeys(d["context"]).key(d["picture"], d["file"],
                                                                     placement(d["placement"])),
     "mask": lambda d: mask_key(d["origin"], placement(d["placement"]), d["context"]),

@@ -12,8 +12,9 @@ from pictures import decoded, saved, srgb_profile, swapped_profile
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from prep.geometry import Placement
 from prep.images.color import judge
-from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header
+from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header, scale_and_crop
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask
 from prep.parse import color_of
@@ -61,6 +62,21 @@ def test_rgba_is_flattened_onto_the_color():
     for name, color in (("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#ff8000", (255, 128, 0))):
         assert (decoded(data, name) == flattened(RGB, ALPHA, color)).all()
     assert (np.asarray(alpha_of(data)) == ALPHA).all()
+
+
+def test_transparency_that_is_kept():
+    """Colors are as in the file, but black where nothing is seen; scaled as Pillow scales RGBA."""
+    clear = ALPHA.copy()
+    clear[4:9], clear[9:12] = 0, 255
+    picture = Image.fromarray(np.dstack([RGB, clear]))
+    wanted = np.where(clear[..., None] == 0, 0, np.dstack([RGB, clear]))
+    kept = decode_picture(saved(picture), alpha="keep")
+    assert kept.mode == "RGBA" and (np.asarray(kept) == wanted).all()
+    placement = Placement(scaled=(20, 12), crop=(2, 1), bucket=(16, 8), flip=True)
+    scaled = np.asarray(picture.resize((20, 12), Image.Resampling.LANCZOS))[1:9, 2:18][:, ::-1]
+    assert (scale_and_crop(kept, placement) == scaled).all()
+    opaque = np.asarray(decode_picture(saved(Image.fromarray(RGB)), alpha="keep"))
+    assert (opaque[..., :3] == RGB).all() and (opaque[..., 3] == 255).all()
 
 
 def test_opaque_picture_has_alpha_255():

@@ -128,6 +128,18 @@ def test_a_table_and_kohyas_directories(written, tmp_path):
     assert len(recipe.sources) == 1 and "since a table names pictures relative to this path" in written.text
 
 
+def test_transparency_can_be_kept_where_the_vae_takes_it(prep, tmp_path):
+    pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+    import tiny_pipelines
+
+    tiny_pipelines.save("qwenimage21", tmp_path / "model")
+    draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
+    result = prep("init", tmp_path / "photos", "--model", tmp_path / "model", "-o", tmp_path / "d.toml")
+    assert result.code == 0, result.err
+    assert '"keep" gives it to the VAE, and "reject" skips' in " ".join(
+        (tmp_path / "d.toml").read_text().replace("#", "").split())
+
+
 def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
     draw_captioned(tmp_path / "photos", 2)
     (tmp_path / "photos/2.png").write_bytes(b"no picture")

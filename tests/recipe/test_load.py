@@ -98,7 +98,7 @@ WRONG = {
                "describes them)"),
     "range": ("[validation]\nfraction=1.5\n[[source]]\npath='p'", "validation.fraction is 1.5, expected a number from"),
     "alpha": ("[image]\nalpha='purple'\n[[source]]\npath='p'",
-              "image.alpha is 'purple', expected #rrggbb, white, black, gray, grey, reject"),
+              "image.alpha is 'purple', expected #rrggbb, white, black, gray, grey, keep, reject"),
     "mask": ("[mask]\nfrom='nowhere'\n[[source]]\npath='p'", "mask.from is"),
     "role": ("[[source]]\npath='p'\nrole='test'", "source[0].role is 'test', expected one of: train"),
     "not TOML": ("[image", "is not TOML"),
@@ -149,7 +149,7 @@ def test_a_source_that_is_not_there(tmp_path):
         assert error.value.exit_code == 5 and path in error.value.message
 
 
-@pytest.mark.parametrize("alpha", ["white", "grey", "#0a1B2c", "reject"])
+@pytest.mark.parametrize("alpha", ["white", "grey", "#0a1B2c", "keep", "reject"])
 def test_colors_below_transparency(recipe, alpha):
     assert recipe("[[source]]\npath='p'", **{"image.alpha": alpha}).image.alpha == alpha
 

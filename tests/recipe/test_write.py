@@ -45,7 +45,7 @@ IMAGE = st.sampled_from([("step", ()), ("ratio", ()), ("single", ()), ("list", (
         step=st.sampled_from([8, 64, 128]), shortest=st.integers(0, 99), longest=st.integers(0, 99),
         min_side=st.integers(0, 99), upscale=st.sampled_from(["never", "allow", "reject", 1.5]),
         crop=st.just("random"), views=st.integers(1, 64),
-        flip=st.sampled_from(["none", "both", "always"]), alpha=st.sampled_from(["white", "reject", "#0a1B2c"]),
+        flip=st.sampled_from(["none", "both", "always"]), alpha=st.sampled_from(["white", "keep", "reject", "#0a1B2c"]),
         min_bucket=st.integers(1, 9)))
 MODEL = st.builds(ModelOptions, path=TEXT, family=st.sampled_from(["", "sd15"]),
                   dtype=st.sampled_from(["bfloat16", "float32"]), compute=st.sampled_from(["", "float16"]))

@@ -237,6 +237,27 @@ def test_the_page_replaces_no_other_file_and_lies_apart(prep, source, tmp_path):
     assert result.code == 5 and "lies inside pictures" in result.err and not (source / "r.html").exists()
 
 
+@pytest.mark.parametrize(("alpha", "severity", "says", "samples"), [
+    ("black", "warning", "25% of its pixels are transparent or translucent", 2),
+    ("keep", "info", "25% of its pixels are transparent or translucent; that is kept", 2),
+    ("reject", "warning", "25% of its pixels are transparent or translucent; such pictures are skipped", 1),
+])
+def test_transparency_is_told_as_the_recipe_has_it(prep, tmp_path, alpha, severity, says, samples):
+    draw(tmp_path / "in/0.png", (96, 80), seed=1).with_suffix(".txt").write_text("words")
+    clear = draw(tmp_path / "in/1.png", (96, 80), seed=2)
+    clear.with_suffix(".txt").write_text("words")
+    with Image.open(clear) as picture:
+        picture.putalpha(Image.new("L", (96, 80), 255))
+        picture.paste((0, 0, 0, 0), (0, 0, 48, 40))
+        picture.save(clear)
+    (tmp_path / "d.toml").write_text(f"[model]\nfamily = 'qwenimage21'\n[image]\nresolution = 64\nstep = 32\n"
+                                     f"alpha = '{alpha}'\n[[source]]\npath = 'in'\n")
+    result = prep("scan", tmp_path / "d.toml", "--json", *MODEL_FREE)
+    assert [(one["severity"], one["detail"]) for one in result.json["findings"] if one["code"] == "has-alpha"] == [
+        (severity, says)]
+    assert result.json["samples"] == samples
+
+
 # ---- what is remembered ----------------------------------------------------------------------------------------------
 
 

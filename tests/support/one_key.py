@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prep.geometry import Placement
 from prep.keys import Context, LatentKeys, MaskKeys
-from prep.parse import RGB
+from prep.parse import Alpha
 
 
-def latent_key(picture: str, placement: Placement, alpha: RGB | None, context: Context) -> str:
+def latent_key(picture: str, placement: Placement, alpha: Alpha | None, context: Context) -> str:
     return LatentKeys(context).key(picture, placement, alpha)
 
 

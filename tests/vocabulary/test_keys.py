@@ -33,6 +33,8 @@ GOLDEN = {
                "debb3f5ca05d577795fa295b1bf529d3b6c459e38b8227949ddce806b00bd43d"),
     "latent with alpha": (latent_key(PICTURE, PLACEMENT, (255, 255, 255), LATENT),
                           "0c206235a85d6629024a6a93e72039a9728999135a1c3e132b0e634536621ec1"),
+    "latent with transparency": (latent_key(PICTURE, PLACEMENT, "keep", LATENT),
+                                 "ce965b90ed448c9bb18cbf96b89740ee7add42b946f5637d6048bba57307d2cc"),
     "imported latent": (keys.ImportedLatentKeys(keys.imported_context(
         origin="kohya-npz", vae="ab" * 32, stored="bfloat16")).key(PICTURE, "23" * 32, PLACEMENT),
         "b5138e55a059719479a45328eabc158dad4c9d6e8c166e19a7876d6432fc4e5e"),

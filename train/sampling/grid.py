@@ -15,13 +15,15 @@ MARK = b"tEXtSoftware\0Latentry"  # identifies our pictures, which may be replac
 
 
 def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
-    """A PNG of `pictures` (uint8 [H, W, 3]) in rows of `columns`, each below its label.
+    """A PNG of `pictures` (uint8 [H, W, 3], or [H, W, 4] with opacity) in rows of `columns`, each below its label.
 
-    Cells have the size of the largest picture. Small pictures are enlarged by an integer factor to fit their labels.
+    Transparent pixels stay so. Cells have the size of the largest picture. Small pictures are enlarged by an integer
+    factor to fit their labels.
     """
     factor, width, height = cell_of([(picture.shape[1], picture.shape[0]) for picture in pictures])
     rows = -(-len(pictures) // columns)
-    sheet = Image.new("RGB", (columns * width, rows * (height + STRIP)), "white")
+    transparent = any((picture[..., 3:] < 255).any() for picture in pictures)
+    sheet = Image.new("RGBA" if transparent else "RGB", (columns * width, rows * (height + STRIP)), "white")
     draw = ImageDraw.Draw(sheet)
     for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
         left, top = number % columns * width, number // columns * (height + STRIP)
@@ -35,7 +37,7 @@ def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int
 
 
 def beside(pictures: Sequence[np.ndarray], height: int) -> np.ndarray:
-    """Pictures (uint8 [H, W, 3]) side by side as one, all scaled to this height."""
+    """Pictures (uint8 [H, W, 3] or [H, W, 4]) side by side as one, all scaled to this height."""
     scaled = [picture if picture.shape[0] == height else np.asarray(Image.fromarray(picture).resize(
         (max(1, round(picture.shape[1] * height / picture.shape[0])), height), Image.Resampling.LANCZOS))
         for picture in pictures]

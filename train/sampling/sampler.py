@@ -41,8 +41,9 @@ from train.sampling.prompts import PromptRows
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
              settings: Sampling, *, vae: Model | None = None) -> list[np.ndarray]:
-    """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`. With references, these are
-    left of what is made, and the sample that they belong to is right of it. A training adapter is off.
+    """One picture per prompt, uint8 [H, W, 3], or [H, W, 4] of a VAE that makes opacity, too; a prompt's own settings
+    override `settings`. With references, these are left of what is made, and the sample that they belong to is right of
+    it. A training adapter is off.
 
     `model` is that of the denoiser, and `vae` the one whose VAE decodes; `None`: the same.
 

@@ -14,6 +14,7 @@ from train.trackers.numbers import numbers
 
 FOLDER = "tensorboard"
 FLUSHED = 1.0  # seconds after which what was written is flushed: a killed run loses no more
+RGBA = 6  # the color type of a PNG, which the header has at byte 25
 
 
 class TensorBoard:
@@ -50,5 +51,6 @@ class TensorBoard:
     def _picture(self, path: Path) -> Any:
         data = read_regular(path, MOST)
         width, height = struct.unpack(">II", data[16:24])  # of the first chunk of a PNG
-        image = self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
+        colors = 4 if data[25] == RGBA else 3
+        image = self._summary.Image(width=width, height=height, colorspace=colors, encoded_image_string=data)
         return self._summary.Value(tag="samples", image=image)

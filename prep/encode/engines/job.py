@@ -38,7 +38,7 @@ class Job:
     specs: FieldSpecs
     targets: Targets
     tasks: tuple[Task, ...]
-    alpha: str  # color that transparency is flattened onto
+    alpha: str  # what becomes of transparency: the recipe's setting
     origin: str  # of masks: "file" or "alpha"
     compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
     tile: int = 0  # pixels; the VAE encodes larger pictures in tiles of this side; 0: never

@@ -12,7 +12,7 @@ import numpy as np
 from prep.fs.blob import Blob, fetched
 from prep.fs.remote.retry import NEVER
 from prep.geometry import Placement, Size
-from prep.parse import Unparsed
+from prep.parse import KEPT, Unparsed
 
 # What is made of a file: pixels; pixels as other programs see them; a mask of it, or of its transparency.
 Reading = Literal["picture", "stored", "mask", "alpha"]
@@ -33,7 +33,7 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     crop: tuple[int, int]
     bucket: Size
     flip: bool
-    color: str  # that transparency is flattened onto
+    color: str  # that transparency is flattened onto, or "keep"
     factor: int  # pixels per latent cell and side
     data: bytes | None = None  # of an object in a store
     cell: Cell = "mean"  # of a mask
@@ -60,11 +60,13 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the pixels: [H, W, 3] of a picture, with a fourth channel if it has a hole: 0 there, 255 elsewhere;
-        [M, h, w] of a mask, [H, W] of a whole one."""
+        """Of the pixels: [H, W, 3] of a picture, with a fourth channel if it has a hole, 0 there and 255 elsewhere, or
+        for opacity, if that is kept; [M, h, w] of a mask, [H, W] of a whole one."""
         wide, high = self.bucket
-        if self.reading in ("picture", "stored"):
-            return high, wide, 3 if self.hole is None else 4
+        if self.reading == "stored":
+            return high, wide, 3
+        if self.reading == "picture":
+            return high, wide, 3 if self.hole is None and self.color != KEPT else 4
         if self.cell == "whole":
             return high, wide
         return self.factor**2 if self.cell == "all" else 1, high // self.factor, wide // self.factor

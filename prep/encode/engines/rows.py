@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from prep.encode.options import TEXT_BATCH
 from prep.encode.targets import Made, PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.fs.blob import error_code
-from prep.parse import Unparsed
+from prep.parse import Unparsed, alpha_of, alpha_setting, color_below
 from prep.workers.pool import WorkerLost, WorkerPool
 
 A = TypeVar("A")
@@ -34,7 +35,7 @@ def text_rows(job: Job, task: Task, encoder: Any, tools: Tools) -> Iterator[tupl
     """
     tokens = job.tokens_of(task)
     for targets in text_batches(job, task):
-        pictures = {target.key: [tools.pool.submit(picture_pixels, job, picture, tools.workers)
+        pictures = {target.key: [tools.pool.submit(seen_pixels, job, picture, tools.workers)
                                  for picture in target.pictures] for target in targets if target.pictures}
         rows: dict[str, Any] = {}
         for keys, captions, negative in by_kind(targets):
@@ -107,9 +108,14 @@ def _together(images: Sequence[Pixels]) -> Pixels:
 
 
 def picture_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
-    """The pixels (uint8 [H, W, 3]; with a hole [H, W, 4], the last channel 0 there and 255 elsewhere) that the VAE gets
-    for a target, decoded by a worker; or why there are none."""
+    """The pixels that the VAE gets for a target, decoded by a worker; or why there are none. uint8 [H, W, 3]; with a
+    hole [H, W, 4], the last channel 0 there and 255 elsewhere; where transparency is kept, that is opacity."""
     return _decoded(job, target, "picture", decoders)
+
+
+def seen_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+    """The pixels, uint8 [H, W, 3], that the text encoder gets; or why there are none."""
+    return picture_pixels(replace(job, alpha=alpha_setting(color_below(alpha_of(job.alpha)))), target, decoders)
 
 
 def imported_row(job: Job, target: PictureTarget, _decoders: WorkerPool) -> Made:

@@ -19,7 +19,7 @@ from prep.manifest.document import FORMAT
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
 from prep.models.named import recorded
-from prep.parse import color_of
+from prep.parse import KEPT, alpha_of
 from prep.recipe.schema import Recipe
 
 
@@ -29,13 +29,13 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
     Raises `PathError`, `ModelError`.
     """
     family, factors = resolved.specs.family, latent_facts(resolved.model, resolved.specs.family)
-    alpha = resolved.recipe.image.alpha
+    alpha = alpha_of(resolved.recipe.image.alpha)
     return {
         "format": FORMAT, "cache": _cache(cache, path),
         "family": resolved.family,
         "model": _model(resolved, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
-                    **factors, "alpha": None if alpha == "reject" else list(color_of(alpha)),
+                    **factors, "alpha": alpha if alpha is None or alpha == KEPT else list(alpha),
                     **_references_of(resolved.recipe),
                     **({} if resolved.latents_from is None else {"imported": resolved.latents_from.described()})},
         "prediction": resolved.prediction,

@@ -233,6 +233,7 @@ FAMILY = Family(
         "vae": (("diffusers", "AutoencoderKLQwenImage21"),),
     },
     latent_channels=64, factor=FACTOR, patch=2, token=1, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    keeps_alpha=True,
     predictions=("flow",), predict=predict, by_length="always", sampling=SAMPLING, lora=LORA,
     references=References(most=MOST, resolution=SIDE, place=place, append=append, leading=True),
     text=TextEncoding(arrays={"hidden": ("token", "channel"), PICTURES: ("token",)}, layout="trimmed", max_length=1024,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prep.fs.blob import Blob
 from prep.geometry import Size
+from prep.parse import KEPT, REFUSED
 from prep.scan.protocol import BlobMessage
 from prep.view.memory import Memory
 from prep.view.pictures import THUMBNAIL, WHOLE
@@ -82,8 +83,8 @@ class SourcePictures:
 
     @property
     def _alpha(self) -> str:
-        color = self._source.state.survey.recipe.image.alpha
-        return "white" if color == "reject" else color
+        alpha = self._source.state.survey.recipe.image.alpha
+        return "white" if alpha in (KEPT, REFUSED) else alpha
 
     def _made(self, wanted: PictureRequest) -> bytes | None:
         def make() -> bytes | None:

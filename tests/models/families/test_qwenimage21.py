@@ -22,7 +22,7 @@ from prep.models.family import ATTENTION_MASK, PICTURES, TextOptions
 from prep.models.fingerprint import text_fingerprint
 from prep.models.text.encoder import TextEncoder
 from prep.models.text.lengths import LengthCounter
-from prep.models.vae import decode, posterior
+from prep.models.vae import VaeDecoder, decode, posterior
 
 OPTIONS = TextOptions(max_length=1024)
 SIZES = [(96, 64), (32, 64), (64, 64)]
@@ -132,14 +132,15 @@ def test_the_processor_s_files_are_in_the_fingerprint(model, tmp_path):
 
 
 @torch.no_grad()
-def test_pictures_are_opaque_and_shown_over_white(pipeline):
-    """The VAE has a channel for opacity, which pictures lack."""
+def test_pictures_are_opaque_and_shown_over_white(pipeline, model):
+    """The VAE has a channel for opacity, which pictures may lack."""
     image = torch.rand(1, 3, 32, 32) * 2 - 1
     opaque = torch.cat([image, torch.ones(1, 1, 32, 32)], 1)[:, :, None]
     latent = posterior(pipeline.vae, image).mean_BChw
     assert torch.equal(latent, pipeline.vae.encode(opaque).latent_dist.mean[:, :, 0])
     made = pipeline.vae.decode(latent[:, :, None]).sample[0, :, 0].numpy()
     color, opacity = made[:3] / 2 + 0.5, made[3:] / 2 + 0.5
-    shown = decode(pipeline.vae, latent)[0].numpy() / 2 + 0.5
-    assert np.allclose(shown, opacity * color + (1 - opacity), atol=1e-6) and shown.shape == (3, 32, 32)
+    assert np.array_equal(decode(pipeline.vae, latent)[0].numpy(), made)
+    shown = VaeDecoder(model, device="cpu").decode(latent[0].numpy()).transpose(2, 0, 1) / 255
+    assert np.allclose(shown, opacity * color + (1 - opacity), atol=0.5 / 255 + 1e-6) and shown.shape == (3, 32, 32)
     assert 0.01 < opacity.mean() < 0.99

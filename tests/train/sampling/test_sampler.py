@@ -20,7 +20,7 @@ from prep.models.families.registry import FAMILIES
 from prep.recipe.prompts import PromptSettings
 from prep.training.schema import Sampling
 from train.models.denoiser import load, quiet
-from train.sampling.grid import grid_png
+from train.sampling.grid import beside, grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import _whole, pictures
 
@@ -141,6 +141,16 @@ def test_a_grid_has_room_for_pictures_of_several_sizes(tmp_path):
     grid = np.asarray(Image.open(tmp_path / "g.png"))
     assert grid.shape == (314, 400, 3)
     assert (grid[14:22, :200] == 9).all() and (grid[14:, 200:216] == 9).all() and (grid[22:, :200] == 255).all()
+
+
+def test_a_grid_keeps_what_is_transparent(tmp_path):
+    """Between labels that can be read; a grid that is opaque everywhere is as one of pictures without opacity."""
+    opaque, clear = np.full((64, 200, 4), 255, np.uint8), np.full((64, 200, 4), (9, 8, 7, 100), np.uint8)
+    (tmp_path / "g.png").write_bytes(grid_png([beside([opaque, clear], 64), opaque], ["a", "b"], 1))
+    grid = np.asarray(Image.open(tmp_path / "g.png"))
+    assert grid.shape == (156, 400, 4) and (grid[:14, :, 3] == 255).all()
+    assert (grid[14:78, :200] == 255).all() and (grid[14:78, 200:] == (9, 8, 7, 100)).all()
+    assert grid_png([opaque], ["a"], 1) == grid_png([opaque[..., :3]], ["a"], 1)
 
 
 def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
