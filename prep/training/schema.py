@@ -94,9 +94,9 @@ class Lora:
         help="rank, alpha and learning rate of the layers that match, by the first that does: "
         "[{match = \"ff.net.2\", rank = 4}, {match = \"re:^up_blocks\", lr = 5e-5}]")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
-                             help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
-                             "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, "
-                             "CogView4, Ovis-Image, Qwen-Image-2.1 and FLUX.3; a run that an earlier version began "
+                             help="tensor names in the file; auto: kohya's for a UNet, Qwen-Image and Anima, else "
+                             "those of diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, "
+                             "CogView4, Ovis-Image and FLUX.3; a run that an earlier version began "
                              "keeps its names")
 
 

@@ -149,7 +149,8 @@ def test_text_of_others_is_text(make, setup_of):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_card_prints_a_loader_only_where_the_pipeline_has_one(make, setup_of, family, monkeypatch):
     monkeypatch.setattr("train.card.labels_of", lambda setup: Labels(architecture="another"))
-    text = card(replace(setup_of(make(), **QUICK), family=FAMILIES[family]), 2, "lora.safetensors", None)
+    setup = setup_of(make(), **QUICK, lora={"format": "diffusers"})
+    text = card(replace(setup, family=FAMILIES[family]), 2, "lora.safetensors", None)
     pipelines = [getattr(diffusers, name) for name in FAMILIES[family].pipelines if hasattr(diffusers, name)]
     assert pipelines and {hasattr(one, "load_lora_weights") for one in pipelines} == {"load_lora_weights" in text}
 

@@ -65,7 +65,8 @@ class Naming:
         return replace(self, kohya=kohya, further=rules, original=None)
 
     def earlier_format(self) -> Naming:
-        """The names of files that were written before SDXL had its authors' names, and DoRA those of `auto`."""
+        """The names of files that were written before SDXL had its authors' names, and before `auto` meant kohya's for
+        DoRA and for families of which ComfyUI reads no others."""
         kohya = UNET if self.kohya is not None and self.kohya.counted else self.kohya
         return replace(self, kohya=kohya, earlier=True)
 
@@ -73,7 +74,7 @@ class Naming:
         """The names that a file of a run with these settings has: those of an earlier version, or today's."""
         listed = list(names)
         by_diffusers = any(name.startswith(f"{self.component}.") for name in listed)
-        if lora.format == "auto" and lora.dora and self.format_of(lora) == "kohya" and by_diffusers:
+        if lora.format == "auto" and self.format_of(lora) == "kohya" and by_diffusers:
             return self.earlier_format()
         older = self.kohya is not None and self.kohya.counted and any(map(_EARLIER.match, listed))
         return self.earlier_format() if older else self
@@ -87,7 +88,8 @@ class Naming:
         if lora.kind != "lora":
             return "kohya"
         if lora.format == "auto":
-            usual = self.kohya is not None and self.kohya.usual and not (lora.dora and self.earlier)
+            later = lora.dora or not self.in_comfyui
+            usual = self.kohya is not None and self.kohya.usual and not (later and self.earlier)
             return "kohya" if usual else "diffusers"
         if lora.format == "kohya" and self.kohya is None:
             raise ConfigError("lora.format is 'kohya', but kohya's names are not known for this family of models",

@@ -179,7 +179,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # The names of the authors' code, as `convert_cosmos_transformer_checkpoint_to_diffusers` reads them, and as sd-scripts
 # (networks/lora_anima.py) and ComfyUI have them.
 _BLOCK = r"transformer_blocks\.(\d+)"
-KOHYA = Kohya(module="networks.lora_anima", imported=False, rules=(
+KOHYA = Kohya(module="networks.lora_anima", usual=True, imported=False, rules=(
     *(rule for number, name in ((1, "self_attn"), (2, "cross_attn")) for rule in renamed(
         _BLOCK, f"attn{number}.to_q=blocks.{{}}.{name}.q_proj attn{number}.to_k=blocks.{{}}.{name}.k_proj "
         f"attn{number}.to_v=blocks.{{}}.{name}.v_proj attn{number}.to_out.0=blocks.{{}}.{name}.output_proj")),

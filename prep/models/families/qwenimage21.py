@@ -47,6 +47,7 @@ from prep.models.family import (
     Vision,
 )
 from prep.models.files import FETCH_AGAIN
+from prep.models.lora.kohya import Kohya, Rule, fused
 from prep.models.text.places import PLACE, without_places
 
 if TYPE_CHECKING:
@@ -217,9 +218,14 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     # With the feed-forward layers; no modulation, which all blocks share, no embeddings.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out"),
 }
-# ComfyUI reads diffusers' names (comfy/lora.py: halves of its fused layers, too); diffusers does not tell the names of
-# kohya's kind for the gates apart.
-LORA = LoraLayers(presets=PRESETS, kohya=None)
+# The names of ComfyUI's checkpoint, which fuses two layers: `convert_qwen_image21_transformer_checkpoint_to_diffusers`
+# reads it. ComfyUI also reads diffusers' names (comfy/lora.py), of these two as halves of its layer; a fork of
+# musubi-tuner (networks/lora_qwen_image21.py) writes and reads kohya's. diffusers takes the fused layer for another.
+KOHYA = Kohya(module="networks.lora_qwen_image21", imported=False, rules=(
+    *fused(r"transformer_blocks\.(\d+)", "img_mlp.gate_layer img_mlp.proj", "transformer_blocks.{}.img_mlp.gate_up"),
+    Rule(layer=".+", name=""),
+))
+LORA = LoraLayers(presets=PRESETS, kohya=KOHYA)
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from train.models.naming import Naming, naming_of
 
 WITH_NAMES = ("flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
 # Which diffusers does not read: by other tests.
-OTHERS = ("sd3", "lumina2", "auraflow", "krea2", "hidream", "ernie", "anima")
+OTHERS = ("sd3", "lumina2", "auraflow", "krea2", "hidream", "ernie", "anima", "qwenimage21")
 # diffusers' loader knows the rows of these blocks' fused layer at the published width only.
 FIXED = {"flux": "single_transformer_blocks.0.attn", "chroma": "single_transformer_blocks.0.attn"}
 
@@ -245,6 +245,15 @@ def test_files_that_earlier_versions_wrote_keep_their_names():
     assert naming.as_written(now, dora).format_of(dora) == "kohya"
     explicit = Lora(rank=2, dora=True, format="diffusers")
     assert naming.as_written([f"unet.{layers[0]}.lora_A.weight"], explicit) == naming
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.lora.kohya])
+def test_a_file_with_diffusers_names_keeps_them_whatever_auto_means_now(name):
+    naming, settings = naming_of(FAMILIES[name]), Lora(rank=2)
+    written = naming.as_written([f"{naming.component}.a.lora_A.weight"], settings)
+    expected = "kohya" if naming.in_comfyui and naming.format_of(settings) == "kohya" else "diffusers"
+    assert written.format_of(settings) == expected
+    assert written.format_of(Lora(rank=2, format="kohya")) == "kohya"
 
 
 def test_what_metadata_say_of_the_names():

@@ -7,6 +7,7 @@ of whole checkpoints then makes the model that has to draw what the adapter draw
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from math import prod
 
@@ -20,7 +21,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 from diffusers.loaders import single_file_utils
-from original_layout import ANIMA, AURAFLOW, KREA2, LUMINA2, SD3, published
+from original_layout import ANIMA, AURAFLOW, KREA2, LUMINA2, QWENIMAGE21, SD3, published
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
@@ -53,6 +54,7 @@ CASES = (
     Case(family="hidream", converter="convert_hidream_transformer_to_diffusers"),
     Case(family="ernie", converter="convert_ernie_image_transformer_checkpoint_to_diffusers"),
     Case(family="anima", converter="convert_cosmos_transformer_checkpoint_to_diffusers", lines=ANIMA),
+    Case(family="qwenimage21", converter="convert_qwen_image21_transformer_checkpoint_to_diffusers", lines=QWENIMAGE21),
 )
 
 
@@ -150,15 +152,19 @@ def test_kohya_s_preset_adapts_what_its_trainers_adapt(case):
 @pytest.mark.parametrize("family", [name for name, one in FAMILIES.items()
                                     if one.lora.kohya and not one.lora.kohya.imported])
 def test_diffusers_does_not_read_these_names(family, tmp_path):
+    """Of Qwen-Image-2.1 it reads some, and warns of the others: half of a LoRA."""
     pipeline = tiny_pipelines.build(family)
-    plain, settings = tiny_pipelines.draw(pipeline), Lora(rank=1, format="kohya")
+    plain, settings = tiny_pipelines.draw(pipeline), Lora(rank=1, targets="all-linear", format="kohya")
     parameters = adapted(tiny_pipelines.build(family).transformer, family, settings)
     save_file(lora.pack(parameters, settings, naming_of(FAMILIES[family])), tmp_path / "lora.safetensors")
     try:
-        pipeline.load_lora_weights(tmp_path, weight_name="lora.safetensors")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            pipeline.load_lora_weights(tmp_path, weight_name="lora.safetensors")
     except (ValueError, KeyError):
         return
-    assert np.array_equal(tiny_pipelines.draw(pipeline), plain)
+    unread = [each for each in warned if "gate.up" in str(each.message)]
+    assert unread if family == "qwenimage21" else np.array_equal(tiny_pipelines.draw(pipeline), plain)
 
 
 def test_rows_of_other_proportions_are_refused():

@@ -15,7 +15,20 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 from original_checkpoints import unet_name
-from original_layout import ANIMA, AURAFLOW, CHROMA, FLUX, FLUX2, FLUX3, KREA2, LUMINA2, SD3, ZIMAGE, published
+from original_layout import (
+    ANIMA,
+    AURAFLOW,
+    CHROMA,
+    FLUX,
+    FLUX2,
+    FLUX3,
+    KREA2,
+    LUMINA2,
+    QWENIMAGE21,
+    SD3,
+    ZIMAGE,
+    published,
+)
 
 from prep.models.families.registry import FAMILIES
 from train.merging.additions import changed, read_lora
@@ -23,7 +36,7 @@ from train.models.naming import naming_of
 
 LINES = {"sd3": SD3, "flux": FLUX, "chroma": CHROMA, "flux2": FLUX2, "flux2_klein": FLUX2, "flux3": FLUX3,
          "zimage": ZIMAGE, "lumina2": LUMINA2, "auraflow": AURAFLOW, "krea2": KREA2, "qwenimage": "",
-         "hidream": "", "ernie": "", "anima": ANIMA}
+         "hidream": "", "ernie": "", "anima": ANIMA, "qwenimage21": QWENIMAGE21}
 UNETS = ("sd15", "sd21", "sdxl")
 AB, DOWN_UP = (".lora_A.weight", ".lora_B.weight", ""), (".lora_down.weight", ".lora_up.weight", ".alpha")
 
