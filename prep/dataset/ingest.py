@@ -24,6 +24,7 @@ from prep.formatting import format_size, join_names, printable_name
 from prep.fs.blob import Blob, error_code, waits
 from prep.fs.memo import Fact, Memo
 from prep.geometry import Focus, Size
+from prep.parse import Alpha, alpha_of
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
@@ -121,7 +122,7 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownI
         header = ask(item.picture, "picture-alpha" if focused and recipe.mask_of(item.source) == "alpha" else "picture")
         if header is None:
             return None
-        if (fault := _fault_of(header, recipe)) is not None:
+        if (fault := fault_of(header, alpha_of(recipe.image.alpha))) is not None:
             return _reject(item, *fault)
         references = _references(item, recipe, ask)
         if not isinstance(references, tuple):
@@ -167,11 +168,12 @@ def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
     return None if fact is None or size is None else {**fact, **size}
 
 
-def _fault_of(fact: Fact, recipe: Recipe) -> tuple[str, str] | None:
-    """Why a picture or a reference with these facts cannot be used: the code of a finding, and its detail."""
+def fault_of(fact: Fact, alpha: Alpha | None) -> tuple[str, str] | None:
+    """Why a picture or a reference with these facts cannot be used: the code of a finding, and its detail. `alpha`:
+    what becomes of transparency; `None`: it is refused."""
     if "code" in fact:
         return str(fact["code"]), str(fact["detail"])
-    if fact["alpha"] and recipe.image.alpha == "reject":
+    if fact["alpha"] and alpha is None:
         return "has-alpha", 'has transparency, and [image] alpha is "reject"'
     return None
 
@@ -191,10 +193,9 @@ def _references(item: Item, recipe: Recipe, ask: Ask) -> tuple[KnownReference, .
             raise NotRead(error_code(error), f"{its} cannot be read: {error.strerror or error}") from None
         if fact is None:
             return None
-        if (fault := _fault_of(fact, recipe)) is not None:
+        if (fault := fault_of(fact, alpha_of(recipe.image.alpha))) is not None:
             return _reject(item, fault[0], f"{its}: {fault[1]}")
-        known.append(KnownReference(blob=blob, picture=fact["digest"], has_alpha=fact["alpha"],
-                                    size=_shared_size(fact["width"], fact["height"])))
+        known.append(KnownReference.of(blob, fact))
     return tuple(known)
 
 
@@ -255,3 +256,9 @@ class KnownReference:
     picture: str  # SHA-256 of its bytes
     size: Size  # pixels, after EXIF orientation
     has_alpha: bool
+
+    @classmethod
+    def of(cls, blob: Blob, fact: Fact) -> KnownReference:
+        """The reference in `blob`, by the facts of its picture."""
+        return cls(blob=blob, picture=fact["digest"], size=_shared_size(fact["width"], fact["height"]),
+                   has_alpha=fact["alpha"])

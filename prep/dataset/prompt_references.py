@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from prep.buckets.references import ReferenceRules
 from prep.dataset.facts import fact_kinds
-from prep.dataset.ingest import KnownReference
+from prep.dataset.ingest import KnownReference, fault_of
 from prep.dataset.reading import FactReader, NotRead
 from prep.errors import ConfigError
 from prep.formatting import counted, format_size, printable_name
@@ -18,6 +18,7 @@ from prep.fs.blob import blob_at
 from prep.fs.memo import Memo
 from prep.geometry import Placement
 from prep.models.family import Family
+from prep.parse import Alpha
 from prep.recipe.prompts import Prompt
 
 
@@ -36,16 +37,17 @@ NO_REFERENCES: PromptReferences = MappingProxyType({})
 
 
 def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, rules: ReferenceRules | None,
-                      facts: Memo) -> PromptReferences:
+                      alpha: Alpha | None, facts: Memo) -> PromptReferences:
     """The pictures that `prompts` name, relative to `folder`. Raises `ConfigError` for one that cannot be used, and for
-    a prompt that has too many, or none where the family needs one."""
+    a prompt that has too many, or none where the family needs one: nobody looks for a prompt that was left out.
+    `alpha`: what becomes of transparency; `None`: it is refused."""
     named = {name: prompt for prompt in reversed(prompts) for name in prompt.references}
     for prompt in prompts:
         _check(prompt, family, rules)
     reader, references = FactReader(), {}
     try:
         for name, prompt in named.items():
-            known = _known(prompt, name, folder, facts, reader)
+            known = _known(prompt, name, folder, alpha, facts, reader)
             placement = None if rules is None else rules.alone(known.size)
             if placement is None and rules is not None:
                 raise _unusable(prompt, name, f"it is {format_size(known.size)}, which family '{family.name}' does "
@@ -77,7 +79,8 @@ def _check(prompt: Prompt, family: Family, rules: ReferenceRules | None) -> None
                           "that is painted")
 
 
-def _known(prompt: Prompt, name: str, folder: Path, facts: Memo, reader: FactReader) -> KnownReference:
+def _known(prompt: Prompt, name: str, folder: Path, alpha: Alpha | None, facts: Memo, reader: FactReader
+           ) -> KnownReference:
     """The picture `name` of a prompt, read. Raises `ConfigError`."""
     blob = blob_at(folder / name)
     try:
@@ -86,10 +89,9 @@ def _known(prompt: Prompt, name: str, folder: Path, facts: Memo, reader: FactRea
         raise _unusable(prompt, name, error.detail) from None
     except OSError as error:
         raise _unusable(prompt, name, f"cannot be read: {error.strerror or error}") from None
-    if "code" in fact:
-        raise _unusable(prompt, name, str(fact["detail"]))
-    return KnownReference(blob=blob, picture=fact["digest"], size=(fact["width"], fact["height"]),
-                          has_alpha=fact["alpha"])
+    if (fault := fault_of(fact, alpha)) is not None:
+        raise _unusable(prompt, name, fault[1])
+    return KnownReference.of(blob, fact)
 
 
 def _at(prompt: Prompt) -> str:

@@ -37,7 +37,7 @@ from prep.encode.resolve import remembered_digest, text_context_of
 from prep.encode.targets import Contexts, Painted, Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
-from prep.errors import CacheError, ConfigError, ManifestError, ModelError
+from prep.errors import CacheError, ManifestError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, grouped, printable
 from prep.fs.lock import PATIENCE, lock_directory
@@ -157,8 +157,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     facts = facts_for(manifest.cache, trust=True)
     encoding = _encoding_of(call, manifest, facts)
     references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family,
-                                   _rules_of(manifest), facts)
-    _require_latents(manifest, references)
+                                   _rules_of(manifest), manifest.alpha, facts)
     targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha, encoding.specs.family,
                              _painted(opened, references))
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
@@ -178,13 +177,6 @@ def _rules_of(manifest: Manifest) -> ReferenceRules | None:
     """How the recipe of a manifest has references fitted; `None` if its family takes none."""
     chosen = manifest.document["latents"].get("references", {"fit": FITS[0], "resolution": 0})
     return rules_for(FAMILIES[manifest.family], chosen["fit"], chosen["resolution"])
-
-
-def _require_latents(manifest: Manifest, references: PromptReferences) -> None:
-    """Raises `ConfigError` for transparent pictures that the manifest's recipe refuses."""
-    for name, reference in references.items():
-        if reference.known.has_alpha and manifest.alpha is None:
-            raise ConfigError(f'the reference {printable(name)} has transparency, and [image] alpha is "reject"')
 
 
 def _encoding_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Encoding:

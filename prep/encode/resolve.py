@@ -41,6 +41,7 @@ from prep.models.fingerprint import (
 )
 from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import family_of, prediction_of
+from prep.parse import alpha_of
 from prep.progress import BackgroundTotal, DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
@@ -126,7 +127,8 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
     """Resolves what was listed of a recipe, and `prompts`, to keys and rows; empties the list of items. `folder`: the
     directory that the references of prompts are relative to. Raises `ConfigError`, `ModelError`."""
     recipe, model, specs, contexts = base.recipe, base.model, base.specs, base.contexts
-    references = prompt_references(prompts, folder, specs.family, reference_rules(recipe), facts)
+    references = prompt_references(prompts, folder, specs.family, reference_rules(recipe),
+                                   alpha_of(recipe.image.alpha), facts)
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)

@@ -105,6 +105,21 @@ def test_prompts_keep_what_the_manifest_keeps(prep, whole):
     assert prep("verify", whole / "m.json").code == 0
 
 
+def test_a_transparent_reference_of_a_prompt_is_an_error_where_transparency_is_refused(prep, whole):
+    """Also where a sample with it is left out, with a finding: a prompt is never lost in silence."""
+    (whole / "words.txt").write_text("red\n")
+    encode(prep, whole, 'alpha = "reject"', "r", "--prompts", whole / "words.txt")
+    assert {finding.path for finding in open_manifest(whole / "r.json").findings if finding.code == "has-alpha"} == {
+        "1.png", "2.png"}
+    refused = [prep("prompts", whole / "prompts.txt", "--manifest", whole / "r.json", "--device", "cpu"),
+               prep("encode", whole / "r.toml", "--cache", whole / "cache", "-o", whole / "r.json", "--device", "cpu",
+                    "--prompts", whole / "prompts.txt")]
+    for result in refused:
+        assert result.code == 3 and result.err.startswith(
+            'error: the prompt in line 2 names the reference before/2.png: has transparency, and [image] alpha is '
+            '"reject"\nhint: ')
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_vae_without_opacity_is_one_clear_error(name, tmp_path):
     family = FAMILIES[name]
