@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Size = tuple[int, int]  # (width, height)
 BucketShape = tuple[Size, tuple[Size, ...]]  # sizes of a bucket's pictures, and of their references in order
@@ -52,6 +52,18 @@ def pixels_of(shape: BucketShape) -> int:
 def have_references(shapes: Iterable[BucketShape]) -> bool:
     """Whether pictures of any of these buckets have references."""
     return any(references for _, references in shapes)
+
+
+def shape_document(shape: BucketShape) -> dict[str, Any]:
+    """A bucket's `size`, and its `references` if it has any, as documents have them."""
+    size, references = shape
+    return {"size": list(size), **({"references": list(map(list, references))} if references else {})}
+
+
+def shape_in(document: Mapping[str, Any]) -> BucketShape:
+    """The shape that `shape_document` wrote, of a document that was checked."""
+    (width, height), references = document["size"], document.get("references", ())
+    return (width, height), tuple((wide, high) for wide, high in references)
 
 
 def crop_loss(placement: Placement) -> float:

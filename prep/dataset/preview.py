@@ -20,7 +20,7 @@ from prep.dataset.ingest import KnownItem
 from prep.dataset.prior import balance_prior
 from prep.dataset.samples import placed_items, roles_of
 from prep.findings import Finding
-from prep.geometry import BucketShape, Size
+from prep.geometry import BucketShape, Size, shape_document
 from prep.recipe.schema import Recipe
 
 
@@ -137,9 +137,8 @@ def summary_as_json(preview: EpochPreview) -> dict[str, Any]:
     return {
         "format": "latentry/bucket", "version": 1,
         "buckets": [
-            {"size": list(shape[0]), **_references(shape), "samples": len(members),
-             "views": sum(member.views for member in members), "showings": count, "batches": batches,
-             **_summary(inside[shape])}
+            {**shape_document(shape), "samples": len(members), "views": sum(member.views for member in members),
+             "showings": count, "batches": batches, **_summary(inside[shape])}
             for shape, members, count, batches
             in zip(preview.shapes, preview.showings, plan.counts, plan.batches, strict=True)
         ],
@@ -155,11 +154,6 @@ def summary_as_json(preview: EpochPreview) -> dict[str, Any]:
     }
 
 
-def _references(shape: BucketShape) -> dict[str, Any]:
-    """The sizes of a bucket's references, if it has any, as in a manifest."""
-    return {"references": [list(size) for size in shape[1]]} if shape[1] else {}
-
-
 def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
     losses, scales = [assignment.crop_loss for assignment in inside], [assignment.scale for assignment in inside]
     return {"pictures": len(inside), "upscaled": sum(assignment.upscaled for assignment in inside),
@@ -168,8 +162,9 @@ def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
 
 
 def _picture(assignment: Assignment) -> dict[str, Any]:
+    bucket = shape_document(assignment.shape)
     return {"name": assignment.name, "size": list(assignment.size), "resolution": assignment.resolution,
-            "bucket": list(assignment.placement.bucket), **_references(assignment.shape),
+            "bucket": bucket.pop("size"), **bucket,
             "scaled": list(assignment.placement.scaled), "crop": list(assignment.placement.crop),
             "views": [{"crop": list(view.crop), "flip": view.flip} for view in assignment.views],
             "scale": round(assignment.scale, 4), "crop_loss": round(assignment.crop_loss, 2),

@@ -166,9 +166,8 @@ def _passes(index: Index, plan: StepPlan, number: int, part: MicroBatch, key: tu
     references = len(index.manifest.shapes[part.bucket][1])
     counts = []
     for places in share.busiest(number, part, plan):
-        groups = Counter(dropout.kept(references, (*key, index.samples.ids[sample].tobytes(), showing))
-                         for sample, showing in _showings(index, part, places)) if references else [len(places)]
-        sizes = groups.values() if isinstance(groups, Counter) else groups
+        sizes = Counter(dropout.kept(references, (*key, index.samples.ids[sample].tobytes(), showing))
+                        for sample, showing in _showings(index, part, places)).values() if references else [len(places)]
         counts.append(sum(len(_starts(size, most)) for size in sizes))
     return max(counts)
 

@@ -120,16 +120,20 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
         yield from _between(f"reference {name}", samples.references[name], 1, np.iinfo(np.int32).max)
 
 
-def _placements(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
+def _placements(samples: SampleColumns, sizes: Column, of_references: Column) -> Iterator[Rule]:
     """Checks that the crop of each view, and of each reference, lies within the scaled picture."""
-    sizes = np.array(manifest.buckets, np.int64).reshape(-1, 2)
-    bucket = np.repeat(samples.bucket, np.diff(samples.view_offsets))
-    for what, columns, cut in (("", samples.views, sizes[bucket]),
-                               ("reference ", samples.references, reference_sizes(manifest, samples))):
+    for what, columns, cut in (("", samples.views, sizes), ("reference ", samples.references, of_references)):
         for axis, scaled, crop in ((0, "scaled_width", "crop_x"), (1, "scaled_height", "crop_y")):
             first, whole = columns[crop].astype(np.int64), columns[scaled]
             yield f"{what}{crop}", first, (first >= 0) & (first + cut[:, axis] <= whole), \
                 "a crop within the scaled picture"
+
+
+def view_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
+    """[V, 2]: width and height of the latents' pictures of all views, in the order of the table."""
+    of_buckets = np.array(manifest.buckets, np.int64).reshape(-1, 2)
+    sizes: Column = of_buckets[np.repeat(samples.bucket, np.diff(samples.view_offsets))]
+    return sizes
 
 
 def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
@@ -212,16 +216,16 @@ def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: Samp
     by_text = np.repeat(np.arange(len(samples)), np.diff(samples.text_offsets))
     views, texts = samples.views, samples.texts
     masked = views["mask_shard"] >= 0
-    check, sizes = _Places(manifest, shards, samples), np.array(manifest.buckets, np.int64).reshape(-1, 2)
-    check.field("latent", views["latent_shard"], views["latent_row"], by_view, sizes[samples.bucket[by_view]])
-    check.field("mask", views["mask_shard"][masked], views["mask_row"][masked], by_view[masked],
-                sizes[samples.bucket[by_view[masked]]])
+    check, sizes = _Places(manifest, shards, samples), view_sizes(manifest, samples)
+    of_references = reference_sizes(manifest, samples)
+    check.field("latent", views["latent_shard"], views["latent_row"], by_view, sizes)
+    check.field("mask", views["mask_shard"][masked], views["mask_row"][masked], by_view[masked], sizes[masked])
     check.field("latent", samples.references["latent_shard"], samples.references["latent_row"],
                 np.repeat(np.arange(len(samples)), np.diff(samples.reference_offsets)),
-                reference_sizes(manifest, samples))
+                of_references)
     check.field("text", texts["shard"], texts["row"], by_text, None)
     check.prompts()
-    _require(_placements(samples, manifest))
+    _require(_placements(samples, sizes, of_references))
 
 
 class _Places:

@@ -16,6 +16,7 @@ from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.fs.place import real_name
+from prep.geometry import shape_document, shape_in
 from prep.manifest.consistency import reference_sizes
 from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
@@ -255,10 +256,9 @@ def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]
 
 def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Buckets whose counts differ; a side without that bucket is None."""
-    sides = [{(tuple(bucket["size"]), tuple(map(tuple, bucket.get("references", ())))):
-              {role: bucket[role] for role in ROLES} for bucket in each["buckets"]} for each in (a, b)]
-    return [{"size": list(shape[0]), **({"references": list(map(list, shape[1]))} if shape[1] else {}),
-             "a": sides[0].get(shape), "b": sides[1].get(shape)}
+    sides = [{shape_in(bucket): {role: bucket[role] for role in ROLES} for bucket in each["buckets"]}
+             for each in (a, b)]
+    return [{**shape_document(shape), "a": sides[0].get(shape), "b": sides[1].get(shape)}
             for shape in sorted({*sides[0], *sides[1]}) if sides[0].get(shape) != sides[1].get(shape)]
 
 

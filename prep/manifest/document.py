@@ -24,7 +24,7 @@ from prep.fs.remote.copies import copy_of, directory_of
 from prep.fs.remote.storage import put
 from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
-from prep.geometry import BucketShape, Size, have_references
+from prep.geometry import BucketShape, Size, have_references, shape_in
 from prep.manifest.schema import check_document
 from prep.models.families.registry import FAMILIES
 from prep.models.named import is_there, named_in
@@ -263,18 +263,13 @@ def _checked(path: Place, document: dict[str, Any]) -> Manifest:
                        f"{VERSION} and {WITH_REFERENCES}")
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
-    shapes = tuple(_shape(bucket) for bucket in document["buckets"])
+    shapes = tuple(map(shape_in, document["buckets"]))
     if (document["version"] == WITH_REFERENCES) != have_references(shapes):
         raise Unparsed(f"{path} has version {document['version']}, expected {WITH_REFERENCES} if and only if a bucket "
                        "has references")
     base = _base(path, document["cache"])
     return Manifest(path=path, base=base, document=document, fields=fields, shapes=shapes,
                     buckets=tuple(size for size, _ in shapes))
-
-
-def _shape(bucket: Mapping[str, Any]) -> BucketShape:
-    (width, height), references = bucket["size"], bucket.get("references", ())
-    return (width, height), tuple((wide, high) for wide, high in references)
 
 
 def _base(path: Place, cache: str) -> Place:

@@ -6,7 +6,7 @@ most once, so other modules need no further checks. Everything here raises `Unpa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.errors import PathError
 from prep.fs.remote.bucket import Bucket, names_bucket
-from prep.geometry import FITS
+from prep.geometry import FITS, shape_in
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
@@ -210,8 +210,7 @@ def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
     buckets = list_of(document["buckets"], lambda value, where: _bucket(value, where, factor), "buckets")
     if len(buckets) > MOST_BUCKETS:
         raise Unparsed(f"buckets has {len(buckets)} members, expected at most {MOST_BUCKETS}")
-    shapes = [(*bucket["size"], *map(tuple, bucket.get("references", ()))) for bucket in buckets]
-    if len(set(shapes)) != len(shapes):
+    if len(set(map(shape_in, buckets))) != len(buckets):
         raise Unparsed("buckets has a size twice, expected distinct sizes")
     _check_counts(document["samples"], "samples", ROLES)
     for role in ROLES:
@@ -224,11 +223,16 @@ def _bucket(value: Any, where: str, factor: int) -> dict[str, Any]:
     table = expect(value, dict, where)
     _check_counts({name: each for name, each in table.items() if name != "references"}, where, ("size", *ROLES))
     _check_size(table["size"], f"{where}.size", factor)
-    if "references" in table:
-        references = list_of(table["references"], lambda size, at: _check_size(size, at, factor), f"{where}.references")
-        if not 0 < len(references) <= MOST_REFERENCES:
-            raise Unparsed(f"{where}.references has {len(references)} sizes, expected 1 to {MOST_REFERENCES}")
+    _check_references(table, where, partial(_check_size, factor=factor), "sizes")
     return table
+
+
+def _check_references(table: Mapping[str, Any], where: str, check: Callable[[Any, str], None], what: str) -> None:
+    """Checks each of a table's references, if it has any, and how many there are."""
+    if "references" in table:
+        references = list_of(table["references"], check, f"{where}.references")
+        if not 0 < len(references) <= MOST_REFERENCES:
+            raise Unparsed(f"{where}.references has {len(references)} {what}, expected 1 to {MOST_REFERENCES}")
 
 
 def _check_size(value: Any, where: str, factor: int) -> None:
@@ -262,10 +266,7 @@ def _check_prompt(value: Any, where: str, factor: int) -> None:
     table = expect(value, dict, where)
     _exactly({name: each for name, each in table.items() if name not in ("settings", "references")},
              ("prompt", "negative", "positive", "negative_row"), where)
-    if "references" in table:
-        references = list_of(table["references"], partial(_check_reference, factor=factor), f"{where}.references")
-        if not 0 < len(references) <= MOST_REFERENCES:
-            raise Unparsed(f"{where}.references has {len(references)} members, expected 1 to {MOST_REFERENCES}")
+    _check_references(table, where, partial(_check_reference, factor=factor), "members")
     if "settings" in table:
         _check_prompt_settings(expect(table["settings"], dict, f"{where}.settings"), f"{where}.settings")
     expect(table["prompt"], str, f"{where}.prompt")

@@ -14,7 +14,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import PathError
 from prep.fs.place import Place, movable_name, relative_name
-from prep.geometry import FITS, BucketShape
+from prep.geometry import FITS, BucketShape, shape_document
 from prep.manifest.document import FORMAT
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
@@ -94,8 +94,7 @@ def buckets_of(shapes: Iterable[BucketShape], samples: Iterable[Sample]) -> list
     counts: dict[BucketShape, Counter[Role]] = defaultdict(Counter)
     for sample in samples:
         counts[sample.shape][sample.role] += 1
-    return [{"size": list(shape[0]), **({"references": [list(size) for size in shape[1]]} if shape[1] else {}),
-             **roles_of(counts[shape])} for shape in shapes]
+    return [{**shape_document(shape), **roles_of(counts[shape])} for shape in shapes]
 
 
 def roles_of(counts: Counter[Role]) -> dict[str, int]:
