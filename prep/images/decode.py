@@ -120,7 +120,6 @@ def scale_and_crop(picture: Image.Image, placement: Placement) -> Pixels:
 
     Of an RGBA picture [H, W, 4]; Pillow scales its colors by their opacity, and divides by it again.
 
-
     The whole picture is scaled, not only the crop: Pillow keeps a box in float32, and the last bits would differ.
     """
     return crop(resize(picture, placement.scaled, Image.Resampling.LANCZOS), placement)
