@@ -24,7 +24,7 @@ from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.fs.place import Place
 from prep.geometry import Placement, Size
-from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
 from prep.manifest.samples import NO_PROMPT, Reference, Sample, Text, View
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
@@ -38,16 +38,8 @@ Painted = Mapping[str, Reference]  # masked pictures of samples, by the digest o
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hole:
-    """The file of the mask that says what is cut out of a picture before it is encoded."""
-
-    blob: Blob
-    digest: str  # as of a target
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTarget:
-    """A latent or mask row to encode from a file."""
+    """A latent or mask row to encode from a file, or for it."""
 
     key: str
     name: str  # label of an item that uses it, for findings
@@ -55,7 +47,13 @@ class PictureTarget:
     blob: Blob
     digest: str  # the blob's bytes must still match it
     placement: Placement
-    hole: Hole | None = None
+    drawn: bool = False  # whether it is a mask that is drawn for the picture
+    hole: PictureTarget | None = None  # the mask of what is cut out of the picture before it is encoded; None: nothing
+
+    @property
+    def origin(self) -> str:
+        """What a mask is made from, as its key has it."""
+        return drawn_origin(self.digest) if self.drawn else self.digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,10 +225,10 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
     texts = TextTargets()
+    by_source = [keys.of_source(recipe, number) for number in range(len(recipe.sources))]
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
-        views = _views(seat, recipe.sources[source].path,
-                       keys if recipe.mask_of(source) != "none" else replace(keys, mask=None), latents, masks)
+        views = _views(seat, recipe.sources[source].path, by_source[source], latents, masks)
         samples.append(_sample(seat, recipe, views, keys, texts))
         labels.append(seat.item.item.label)
     if items is not None:
@@ -262,11 +260,12 @@ class _Keys:
     latent: LatentKeys
     mask: MaskKeys | None
     text: TextKeys
-    origin: str | None  # of masks: "file" or "alpha"
+    origin: str | None  # of masks: "file" or "alpha"; None: there are none
     alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
     imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
     vision: Vision | None  # how the text encoder sees references; None: it does not
     masked: MaskedLatentKeys | None  # None: the family does not inpaint
+    draws: bool = False  # whether masks are drawn for pictures that have none
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
@@ -276,6 +275,11 @@ class _Keys:
                    imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
                    alpha=None if alpha == "reject" else color_of(alpha), vision=family.text.vision, masked=masked)
+
+    def of_source(self, recipe: Recipe, source: int) -> _Keys:
+        """The keys of a source's rows."""
+        return replace(self, origin=None if recipe.mask_of(source) == "none" else self.origin,
+                       draws=recipe.draws_mask(source))
 
     def seen(self, references: Iterable[tuple[KnownReference, Placement]], name: str) -> tuple[_Seen, ...]:
         """References, placed for the VAE, as the text encoder sees them."""
@@ -320,9 +324,9 @@ def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, Pict
 def _masked_work(item: KnownItem, latent: PictureTarget, mask: PictureTarget, masked: MaskedLatentKeys, keys: _Keys
                  ) -> PictureTarget:
     """The target of the latent of a picture with a hole where its mask is white; the other two are theirs."""
-    key = masked.key(item.picture, mask.digest, latent.placement, keys.alpha if item.has_alpha else None)
-    own = "" if keys.origin == "alpha" else f", under its mask {printable_name(mask.blob.name)},"
-    return replace(latent, key=key, file=f"{latent.file}{own}", hole=Hole(blob=mask.blob, digest=mask.digest))
+    key = masked.key(item.picture, mask.origin, latent.placement, keys.alpha if item.has_alpha else None)
+    own = "" if mask.blob is item.item.picture else f", under its mask {printable_name(mask.blob.name)},"
+    return replace(latent, key=key, file=f"{latent.file}{own}", hole=mask)
 
 
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
@@ -349,17 +353,17 @@ def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) ->
     """The mask's target; `None` for a picture without a mask, which is read as all ones."""
     if keys.mask is None:
         return None
-    if keys.origin == "alpha":
-        if not item.has_alpha:
-            return None
-        blob, digest, file = item.item.picture, item.picture, name
-    elif item.item.mask is None or item.mask is None:
-        return None
+    own = PictureTarget(key="", name=name, file=name, blob=item.item.picture, digest=item.picture, placement=placement)
+    if keys.origin == "alpha" and item.has_alpha:
+        target = own
+    elif keys.origin == "file" and item.item.mask is not None and item.mask is not None:
+        blob = item.item.mask
+        target = replace(own, file=f"{name}: its mask {printable_name(blob.name)}", blob=blob, digest=item.mask)
+    elif keys.draws:
+        target = replace(own, drawn=True)
     else:
-        blob, digest = item.item.mask, item.mask
-        file = f"{name}: its mask {printable_name(blob.name)}"
-    return PictureTarget(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
-                         placement=placement)
+        return None
+    return replace(target, key=keys.mask.key(target.origin, placement))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,18 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ConfigError
 from prep.fs import memo
+from prep.images.drawn_mask import drawn_hole
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.models.vae import load_vae
+from prep.progress import silent
+from prep.recipe.load import load_recipe
 from prep.recipe.prompts import parse_prompt
+from prep.view.source.state import state_of
+from prep.view.source.survey import survey_source
 from train.check import check
 from train.config.load import parse
 from train.objectives.forward import forward, sample_losses
@@ -220,6 +226,98 @@ def test_transparency_says_what_is_painted(world: World) -> None:
     assert world.prep("verify", world.root / "m.json").code == 0
 
 
+# ---- masks that are drawn by chance ----------------------------------------------------------------------------------
+
+
+def without_masks(world: World, *numbers: int) -> None:
+    for number in numbers:
+        (world.root / f"photos/{number}-masklabel.png").unlink()
+
+
+def holes(world: World) -> dict[tuple[str, int], bytes]:
+    """The mask of each view, by the name of its picture and its number."""
+    index, rows, samples = world.index, Rows(world.index), world.index.samples
+    return {(samples.name(sample), view - samples.view_offsets[sample]):
+            rows.mask(index.mask_of(view)).numpy().tobytes()
+            for sample in range(len(samples)) for view in range(*samples.view_offsets[sample:sample + 2])}
+
+
+def test_a_picture_without_a_mask_is_given_one_by_chance(world: World) -> None:
+    """Of its own, and for ever: no other picture changes it; the latent is that of what it hides."""
+    without_masks(world, 1, 2, 3)
+    result = world.encode("--missing-mask", "draw")
+    assert result.code == 0 and result.json["masks"] == {"found": 1, "used": 4, "drawn": 3} and (
+        result.json["encoded"] == {"latent": 3, "mask": 3, "text": 0})
+    drawn = holes(world)
+    assert len(set(drawn.values())) == 4
+    index, samples, rows = world.index, world.index.samples, Rows(world.index)
+    vae = load_vae(world.root / "model", torch.float32)
+    for sample in range(len(samples)):
+        view, name = int(samples.view_offsets[sample]), samples.name(sample)
+        if name == "0.png":
+            continue
+        placement = samples.placement(view, SIZES[int(name[0])])
+        hole = drawn_hole(samples.table["picture"][sample].as_py().hex(), placement)
+        assert drawn[name, 0] == hole[::8, ::8].tobytes()
+        hidden = pixels_of(world.root / "photos" / name) * torch.from_numpy(hole == 0)
+        with torch.no_grad():
+            wanted = vae.encode(hidden).latent_dist.mean
+        at = samples.references_of(sample, view)[0]
+        place = index.ref(int(samples.references["latent_shard"][at]), int(samples.references["latent_row"][at]))
+        near = 1e-2 if hole.all() else 1e-4  # where all is gray, norms divide next to nothing by next to nothing
+        torch.testing.assert_close(rows.latent(place), wanted, rtol=near, atol=near)
+    assert world.prep("verify", world.root / "m.json").code == 0
+    draw(world.root / "photos/1.png", SIZES[1], seed=99)
+    draw_mask(world.root / "photos/2-masklabel.png", SIZES[2])
+    assert world.again("--missing-mask", "draw") == (2, 1, 0), "the edited one, of which the hole is another, too"
+    assert {name: hole for name, hole in holes(world).items() if name[0] in ("0.png", "3.png")} == {
+        name: hole for name, hole in drawn.items() if name[0] in ("0.png", "3.png")}
+
+
+def test_views_have_holes_of_their_own_whatever_masks_there_are(world: World) -> None:
+    """A picture may have a mask that is not used."""
+    assert world.again("--mask", "none", "--missing-mask", "draw", "--flip", "both") == (12, 8, 0)
+    assert len(set(holes(world).values())) == 8
+    assert world.prep("verify", world.root / "m.json").code == 0
+
+
+@pytest.mark.slow
+def test_opaque_pictures_are_given_masks_beside_transparent_ones(world: World) -> None:
+    picture = Image.open(world.root / "photos/0.png").convert("RGBA")
+    picture.paste((0, 0, 0, 0), (32, 0, 64, 64))
+    picture.save(world.root / "photos/0.png")
+    assert world.again("--mask", "alpha", "--missing-mask", "draw") == (5, 4, 0)
+    verified = world.prep("verify", world.root / "m.json")
+    assert verified.code == 0, verified.out
+
+
+def test_a_source_says_whether_masks_are_drawn(world: World) -> None:
+    """As the recipe, for sources that do not; `prep scan`, `prep bucket` and the pages know of it."""
+    without_masks(world, 3)
+    recipe = world.root / "r.toml"
+    recipe.write_text(f'[mask]\nmissing = "draw"\n{RECIPE}')
+    for command in ("scan", "bucket"):
+        result = world.prep(command, recipe)
+        assert result.code == 0 and "missing-mask" not in result.out and "without a mask" not in result.out
+    state = state_of(survey_source(load_recipe(recipe, choices={}), jobs=1, scan=False, progress=silent))
+    assert np.isfinite(state.data.selector.samples.coverage).all()
+    assert ("masks", "files, else drawn by chance") in state.data.facts
+    recipe.write_text(f'[mask]\nmissing = "draw"\n{RECIPE}missing_mask = "none"\n')
+    scanned = world.prep("scan", recipe)
+    assert scanned.code == 1 and "missing-mask" in scanned.out
+
+
+def test_masks_are_not_drawn_for_models_that_learn_whole_pictures(world: World) -> None:
+    for command in ("bucket", "encode"):
+        path = world.root / "r.toml"
+        path.write_text(RECIPE.replace('path = "model"', 'family = "sd15"\npath = "plain"'))
+        if command == "encode":
+            tiny_pipelines.save("sd15", world.root / "plain")
+        result = (world.encode if command == "encode" else partial(world.prep, command, path))(
+            "--missing-mask", "draw")
+        assert result.code == 3 and "but family 'sd15' does not inpaint" in result.err, result.err
+
+
 # ---- refused and reported --------------------------------------------------------------------------------------------
 
 
@@ -246,7 +344,7 @@ def test_no_masks_at_all_are_an_error(world: World, options: tuple[str, ...]) ->
     for command in (world.encode(*options), world.prep("bucket", world.root / "r.toml", *options)):
         assert command.code == 3 and "photos is used without masks, but family 'sd15_inpaint' learns to paint" in (
             command.err), command.err
-        assert "NAME-masklabel.png" in command.err
+        assert "NAME-masklabel.png" in command.err and "--missing-mask draw" in command.err
     scanned = world.prep("scan", world.root / "r.toml", "--json", *options)
     assert sum(each["code"] == "missing-mask" for each in scanned.json["findings"]) == 4
 
