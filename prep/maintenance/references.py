@@ -13,7 +13,7 @@ import numpy as np
 
 from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
-from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.keys import LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
@@ -101,7 +101,7 @@ class References:
         if kind == PROMPT:
             prompt = self._prompts[number]
             if prompt.reference is not None:
-                return self._keys.latent(*prompt.reference) if self._keys.knows_references else UNKNOWN
+                return self._keys.reference(*prompt.reference)
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
@@ -115,7 +115,7 @@ class References:
             at = number - int(self._samples.reference_offsets[owner])
             picture = self._samples.table["references"][owner][at]["picture"].as_py().hex()
             width, height = self._sizes[number].tolist()
-            return self._keys.latent(picture, self._samples.reference_placement(number, (width, height)))
+            return self._keys.reference(picture, self._samples.reference_placement(number, (width, height)))
         if kind == REFERENCE:
             return UNKNOWN
         picture = self._samples.table["picture"][owner].as_py().hex()
@@ -155,12 +155,14 @@ class _SampleKeys:
         # Keys of imported latents have digests of files that the manifest does not store.
         known = "latent" in contexts and "alpha" in latents and "imported" not in latents
         self._latents = LatentKeys(contexts["latent"]) if known else None
-        self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
+        alpha, inpaints = contexts.get("mask", {}).get("origin") == "alpha", audit.manifest.inpaints
+        self._masks = MaskKeys(contexts["mask"]) if alpha else None
+        self._masked = MaskedLatentKeys(contexts["latent"], contexts["mask"]) if alpha and inpaints and known else None
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._manifest = audit.manifest
         self.knows_masks = self._masks is not None
-        # Those of masked pictures have digests of masks.
-        self.knows_references = not audit.manifest.inpaints
+        # Those of masked pictures have what their masks were made from.
+        self.knows_references = not inpaints or self._masked is not None
         color = latents.get("alpha")
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 
@@ -169,9 +171,17 @@ class _SampleKeys:
         keys = self._latents
         return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color) for color in self._colors)
 
+    def reference(self, picture: str, placement: Placement) -> tuple[str, ...]:
+        """The keys of a reference's latent; of a masked picture's known only if its mask's is."""
+        if self._masked is None:
+            return self.latent(picture, placement) if self.knows_references else UNKNOWN
+        return tuple(self._masked.key(picture, origin, placement, color)
+                     for origin in _origins(picture) for color in self._colors)
+
     def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Known only if masks come from the pictures' alpha."""
-        return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
+        """Known only if masks come from the pictures' alpha, or are drawn where they have none."""
+        keys = self._masks
+        return UNKNOWN if keys is None else tuple(keys.key(origin, placement) for origin in _origins(picture))
 
     def text(self, caption: str, shown: Sequence[ShownPicture]) -> tuple[str, ...]:
         """`shown`: the references beside the caption."""
@@ -189,3 +199,8 @@ class _SampleKeys:
 
     def _seen(self, shown: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
         return seen_ways(self._manifest, shown)
+
+
+def _origins(picture: str) -> tuple[str, str]:
+    """What the mask of a picture may be made from: its transparency, or it is drawn."""
+    return picture, drawn_origin(picture)

@@ -34,7 +34,7 @@ from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
-from prep.manifest.document import read_manifest
+from prep.manifest.document import read_manifest, write_manifest
 from prep.models.vae import load_vae
 from prep.progress import silent
 from prep.recipe.load import load_recipe
@@ -224,6 +224,13 @@ def test_transparency_says_what_is_painted(world: World) -> None:
     mask = rows.mask(index.mask_of(0))[0, 0]
     assert mask[:, :mask.shape[1] // 2].min() == 255 and mask[:, mask.shape[1] // 2:].max() == 0
     assert world.prep("verify", world.root / "m.json").code == 0
+    document = dict(read_manifest(world.root / "m.json").document)
+    mask = document["fields"]["mask"]
+    changed = {**document["fields"], "mask": {**mask, "context": {**mask["context"], "meaning": 2}}}
+    write_manifest(world.root / "m.json", {**{name: each for name, each in document.items() if name != "self"},
+                                           "fields": changed})
+    found = world.prep("verify", world.root / "m.json", "--json").json["damaged"]
+    assert sum(each["field"] == "latent" for each in found) == 4, "masked ones, whose keys have their masks'"
 
 
 # ---- masks that are drawn by chance ----------------------------------------------------------------------------------
