@@ -121,7 +121,7 @@ def report_of(path: Place, resolved: ResolvedRecipe, planned: EncodePlan, outcom
               masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
     used, black = _masked(resolved, sealed)
-    drawn = len({target.name for target in resolved.targets.masks.values() if target.drawn})
+    drawn = len({target.name for target in resolved.targets.masks.values() if target.mask_from == "drawn"})
     masks = {"found": resolved.survey.masks, "used": used, **({"drawn": drawn} if resolved.recipe.draws_masks else {})}
     note = "" if replaced is None else replaced.note(printable(str(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,

@@ -2,8 +2,9 @@
 
 Source: the masks that Stable Diffusion's inpainting models were trained with, after those of LaMa (arXiv:2109.07161).
 All is painted of one view in four ("in 25% mask everything", say the cards of stable-diffusion-inpainting and of
-stable-diffusion-xl-1.0-inpainting-0.1). Of the others half have strokes, half boxes, in the numbers of "512train-large"
-in `ldm/data/inpainting/synthetic_mask.py` of pesser/stable-diffusion, which are pixels of a picture of 512x512; here
+stable-diffusion-xl-1.0-inpainting-0.1; `p_drop: 0.25`, v2-inpainting-inference.yaml of Stability-AI/stablediffusion).
+Of the others half have strokes, half boxes, in the numbers of "512train-large", which that file names, too, and which
+is in `ldm/data/inpainting/synthetic_mask.py` of pesser/stable-diffusion. They are pixels of a picture of 512x512; here
 they grow with the shorter side. Strokes have round ends, as LaMa's, and are at least 16 pixels wide, not 5: some
 families are given one pixel of each latent cell, and would not see thinner ones.
 

@@ -6,7 +6,7 @@ References are stored as columns, 14 bytes each; names and keys are made for one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,10 @@ class References:
         if kind == PROMPT:
             prompt = self._prompts[number]
             if prompt.reference is not None:
-                return self._keys.reference(*prompt.reference)
+                picture, placement = prompt.reference
+                if prompt.mask is None:
+                    return self._keys.reference(picture, placement)
+                return (self._keys.mask if prompt.masking else self._keys.reference)(picture, placement, prompt.mask)
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
@@ -130,6 +133,8 @@ class _Prompt:
     negative: bool = False
     shown: Sequence[ShownPicture] = ()  # the prompt's references
     reference: tuple[str, Placement] | None = None  # the digest of a picture, and how it is placed
+    mask: str | None = None  # the digest of the mask that the prompt names
+    masking: bool = False  # whether it is the row of that
     shard: int
     row: int
 
@@ -143,7 +148,12 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
         yield _Prompt(who=who, caption=sample["prompt"], shown=shown, **sample["positive"])
         yield _Prompt(who=who, caption=sample["negative"], shown=shown, negative=True, **sample["negative_row"])
         for each, known in zip(references, shown, strict=True):
-            yield _Prompt(who=who, shard=each["shard"], row=each["row"], reference=(known.picture, known.placement))
+            mask = each.get("mask")
+            picture = _Prompt(who=who, shard=each["shard"], row=each["row"], reference=(known.picture, known.placement),
+                              mask=None if mask is None else mask["digest"])
+            yield picture
+            if mask is not None:
+                yield replace(picture, masking=True, shard=mask["shard"], row=mask["row"])
 
 
 class _SampleKeys:
@@ -155,14 +165,14 @@ class _SampleKeys:
         # Keys of imported latents have digests of files that the manifest does not store.
         known = "latent" in contexts and "alpha" in latents and "imported" not in latents
         self._latents = LatentKeys(contexts["latent"]) if known else None
-        alpha, inpaints = contexts.get("mask", {}).get("origin") == "alpha", audit.manifest.inpaints
-        self._masks = MaskKeys(contexts["mask"]) if alpha else None
-        self._masked = MaskedLatentKeys(contexts["latent"], contexts["mask"]) if alpha and inpaints and known else None
+        self._masks = MaskKeys(contexts["mask"]) if "mask" in contexts else None
+        self._masked = (MaskedLatentKeys(contexts["latent"], contexts["mask"])
+                        if audit.manifest.inpaints and known and "mask" in contexts else None)
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._manifest = audit.manifest
-        self.knows_masks = self._masks is not None
+        self.knows_masks = contexts.get("mask", {}).get("origin") == "alpha"
         # Those of masked pictures have what their masks were made from.
-        self.knows_references = not inpaints or self._masked is not None
+        self.knows_references = self.knows_masks or not audit.manifest.inpaints
         color = latents.get("alpha")
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 
@@ -171,17 +181,26 @@ class _SampleKeys:
         keys = self._latents
         return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color) for color in self._colors)
 
-    def reference(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """The keys of a reference's latent; of a masked picture's known only if its mask's is."""
+    def reference(self, picture: str, placement: Placement, mask: str | None = None) -> tuple[str, ...]:
+        """The keys of a reference's latent; of a masked picture's known only if its mask's is. `mask`: the digest of
+        the mask's file, if that is known."""
         if self._masked is None:
             return self.latent(picture, placement) if self.knows_references else UNKNOWN
         return tuple(self._masked.key(picture, origin, placement, color)
-                     for origin in _origins(picture) for color in self._colors)
+                     for origin in self._origins(picture, mask) for color in self._colors)
 
-    def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Known only if masks come from the pictures' alpha, or are drawn where they have none."""
+    def mask(self, picture: str, placement: Placement, mask: str | None = None) -> tuple[str, ...]:
+        """The keys of a picture's mask, as `reference`."""
         keys = self._masks
-        return UNKNOWN if keys is None else tuple(keys.key(origin, placement) for origin in _origins(picture))
+        return UNKNOWN if keys is None else tuple(keys.key(origin, placement)
+                                                  for origin in self._origins(picture, mask))
+
+    def _origins(self, picture: str, mask: str | None) -> tuple[str, ...]:
+        """What the mask of a picture may be made from: the file `mask`; or the picture's transparency, or it is drawn.
+        The digests of other files are not stored anywhere."""
+        if mask is not None:
+            return (mask,)
+        return (picture, drawn_origin(picture)) if self.knows_masks else UNKNOWN
 
     def text(self, caption: str, shown: Sequence[ShownPicture]) -> tuple[str, ...]:
         """`shown`: the references beside the caption."""
@@ -199,8 +218,3 @@ class _SampleKeys:
 
     def _seen(self, shown: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
         return seen_ways(self._manifest, shown)
-
-
-def _origins(picture: str) -> tuple[str, str]:
-    """What the mask of a picture may be made from: its transparency, or it is drawn."""
-    return picture, drawn_origin(picture)

@@ -29,6 +29,8 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ConfigError
 from prep.fs import memo
+from prep.geometry import cover
+from prep.images.decode import scale_and_crop
 from prep.images.drawn_mask import drawn_hole
 from prep.loader import draws
 from prep.loader.batches import batches
@@ -421,7 +423,8 @@ def test_dropped_references_mean_nothing_and_are_refused(world: World, train: Ca
                                  "always take the masked picture") in result.err, result.err
 
 
-@pytest.mark.parametrize(("family", "plain"), [("sd15_inpaint", "sd15"), ("sdxl_inpaint", "sdxl")])
+@pytest.mark.parametrize(("family", "plain"), [
+    ("sd15_inpaint", "sd15"), pytest.param("sd21_inpaint", "sd21", marks=pytest.mark.slow), ("sdxl_inpaint", "sdxl")])
 def test_a_unet_without_room_for_a_mask_is_refused(family: str, plain: str, prep: Callable[..., Any], tmp_path: Path
                                                    ) -> None:
     """diffusers inpaints with it all the same: it blends latents."""
@@ -479,6 +482,84 @@ def test_prep_prompts_makes_the_manifest_that_an_encode_would(world: World) -> N
     world.again("--prompts", world.root / "p.txt")
     assert mine == json.loads((world.root / "m.json").read_bytes())
     assert world.prep("verify", world.root / "m.json").code == 0
+
+
+OWN = "a cat --ref photos/2.png --mask own.png\nb --ref other.png --mask wide.png\nb --ref photos/2.png\n"
+
+
+def with_own_masks(world: World) -> None:
+    """A prompt file with a mask for a picture of the data set, and for one that has a mask nowhere."""
+    draw_mask(world.root / "own.png", SIZES[2])
+    mask = Image.new("L", (200, 100), 0)
+    mask.paste(255, (0, 0, 200, 50))
+    mask.save(world.root / "wide.png")
+    Image.new("L", SIZES[2], 255).save(world.root / "own.png")
+    draw(world.root / "other.png", (200, 100), seed=77)
+    (world.root / "p.txt").write_text(OWN)
+
+
+def test_prompts_bring_masks_of_their_own(world: World, train: Callable[..., Any]) -> None:
+    """Whether the picture is of the data set or not; the sample keeps its mask."""
+    with_own_masks(world)
+    assert world.again("--prompts", world.root / "p.txt") == (2, 2, 2)
+    index, rows, vae = world.index, Rows(world.index), load_vae(world.root / "model", torch.float32)
+    own, other, sample = cached(index)
+    assert rows.mask(own.inpaint_mask).min() == 255 and rows.mask(sample.inpaint_mask).min() == 0
+    assert rows.mask(other.inpaint_mask).float().mean((1, 3)).ravel().tolist() == [255] * 4 + [0] * 4
+    placed = cover((200, 100), (96, 64))
+    with Image.open(world.root / "other.png") as picture:
+        hidden = torch.from_numpy(scale_and_crop(picture.convert("RGB"), placed).copy()).permute(2, 0, 1) / 127.5 - 1
+    hidden[:, :32] = 0
+    with torch.no_grad():
+        wanted = vae.encode(hidden[None]).latent_dist.mean
+    torch.testing.assert_close(rows.latent(other.references[0]), wanted, rtol=1e-3, atol=1e-3)
+    assert world.prep("verify", world.root / "m.json").code == 0
+    Draft202012Validator(json.loads((SCHEMAS / "manifest.schema.json").read_text(encoding="utf-8"))).validate(
+        document := json.loads((world.root / "m.json").read_bytes()))
+    world.encode()
+    assert world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu").code == 0
+    assert document == json.loads((world.root / "m.json").read_bytes())
+    (world.root / "p.txt").write_text(f"{OWN}a cat --ref photos/0.png --mask own.png\n")
+    assert [prompt.inpaint_mask for prompt in current(index).prompts] == [
+        own.inpaint_mask, other.inpaint_mask, sample.inpaint_mask]
+    assert "line 4" in (found := current(index).warnings[0]) and "a mask that is not encoded for its picture" in found
+    root = world.root
+    (typed,) = encode_prompts(index, root / "model", [parse_prompt(
+        f"a cat --ref {root / 'other.png'} --mask {root / 'wide.png'}", "test")], torch.device("cpu"))
+    assert (typed.inpaint_mask, typed.references) == (other.inpaint_mask, other.references)
+    with pytest.raises(ConfigError, match=r"2\.png under the mask .*wide\.png, expected one that is encoded"):
+        encode_prompts(index, root / "model", [parse_prompt(
+            f"a cat --ref {root / 'photos/2.png'} --mask {root / 'wide.png'}", "test")], torch.device("cpu"))
+
+
+def test_a_mask_of_a_prompt_that_was_encoded_since_is_found(world: World) -> None:
+    """By a run that goes on with the manifest as it was."""
+    with_own_masks(world)
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png\n")
+    world.again("--prompts", world.root / "p.txt")
+    index = world.index
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png --mask own.png\n")
+    assert "a mask that is not encoded for its picture" in current(index).warnings[0]
+    assert world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu").code == 0
+    (found,) = current(index).prompts
+    assert Rows(index).mask(found.inpaint_mask).min() == 255 and found.references != cached(index)[0].references
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("a --ref photos/0.png --mask gone.png", "names the mask gone.png: cannot be read: No such file"),
+    ("a --ref photos/0.png --mask r.toml", "names the mask r.toml: it cannot be decoded"),
+    ("a --ref photos/0.png --mask wide.png", "it is 200x100, not of the shape of its picture, 64x64"),
+    ("a --ref photos/0.png --mask black.png", "it is entirely black, so nothing would be painted"),
+    ("a --ref photos/0.png --mask photos/0.png", "it is the picture itself"),
+    ("a --ref photos/0.png --mask", "--mask has no path"), ("a --mask wide.png", "line 1 names no picture"),
+    ("a --ref photos/0.png --mask wide.png --mask wide.png", "--mask is given twice"),
+    ("a --ref other.png", "names other.png, expected a picture of the data set, whose mask says what is painted, or ")])
+def test_masks_of_prompts_that_cannot_be_used_are_named(world: World, line: str, says: str) -> None:
+    with_own_masks(world)
+    Image.new("L", SIZES[0], 0).save(world.root / "black.png")
+    (world.root / "p.txt").write_text(line)
+    result = world.encode("--prompts", world.root / "p.txt")
+    assert result.code == 3 and says in result.err, result.err
 
 
 def test_without_prompts_held_out_samples_are_painted(world: World) -> None:
