@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import FORKS, Launcher, ranks_of
 from jsonschema import Draft202012Validator
 from pictures import draw, draw_mask
 from PIL import Image
@@ -594,6 +596,72 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_weights(world: World, tra
     world.again()
     refused = train("run", world.root / "m.json", "-o", world.root / "two", "--steps", 6, "--resume", *WORDS)
     assert refused.code != 0 and "1 sample changed" in refused.err, refused.err
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launcher]:
+    """`launch(run, …)` forks processes: see tests/faults/launcher.py."""
+    launcher = Launcher(training=True)
+    yield launcher
+    launcher.close()
+
+
+def test_each_of_two_ranks_sees_its_samples_under_their_own_masks(world: World) -> None:
+    """As one rank alone sees them, in its draws of views."""
+    assert world.again("--missing-mask", "draw", "--flip", "both") == (8, 2, 0)
+    index = world.index
+    setup = check(RunRequest(manifest=world.root / "m.json"), parse({"batch_size": 2}, "")).setup
+    assert setup is not None
+
+    def seen(rank: int, world_size: int) -> dict[str, list[torch.Tensor]]:
+        share = draws.RankShare(rank=rank, world=world_size)
+        requests = list(draws.training(index, setup.plan, 0, 8, timesteps=1000, share=share))
+        found = {}
+        with batches(Rows(index), requests, masked=False, pinned=False) as feed:
+            for request, batch in zip(requests, feed, strict=True):
+                (references,), masks = batch.references, batch.inpaint_mask_BMhw
+                assert masks is not None
+                for drawn, *tensors in zip(request.draws, batch.latent_BChw, references, masks, strict=True):
+                    found[repr(drawn)] = tensors
+        return found
+
+    alone, first, second = seen(0, 1), seen(0, 2), seen(1, 2)
+    assert first and second and not first.keys() & second.keys() and alone.keys() == first.keys() | second.keys()
+    for drawn, tensors in (first | second).items():
+        assert all(torch.equal(one, other) for one, other in zip(tensors, alone[drawn], strict=True)), drawn
+
+
+@pytest.mark.slow
+@FORKS
+def test_a_killed_run_and_one_of_two_processes_end_with_the_same_weights(world: World, launch: Launcher) -> None:
+    """A killed one, which is continued from its checkpoint, to the bit; those of two processes but for the order of
+    sums."""
+    def go(name: str, *plans: dict[str, Any], more: Sequence[str] = ()) -> list[dict[str, Any]]:
+        words = ["run", world.root / "m.json", "-o", world.root / name, "--steps", 4, "--set", "sample.every=0", *WORDS,
+                 "--set", "validation.every=0", *more]
+        runs = ranks_of(*[words] * len(plans))
+        return launch(*({**run, "shim": {"home": str(world.root), **plan}}
+                        for run, plan in zip(runs, plans, strict=True)))
+
+    assert world.again("--missing-mask", "draw", "--flip", "both") == (8, 2, 0)
+    (ending,) = go("one", {"record": str(world.root / "calls")})
+    assert ending["code"] == 0, ending["err"]
+    names = [json.loads(line)[1] for line in (world.root / "calls").read_text().splitlines()]
+    last = max(number for number, name in enumerate(names) if name == "one/losses.bin")
+    (ending,) = go("killed", {"kill": last, "when": "before"})
+    assert ending["signal"] == signal.SIGKILL and not (world.root / "killed/lora.safetensors").exists()
+    (ending,) = go("killed", {}, more=("--resume",))
+    assert ending["code"] == 0, ending["err"]
+    for ending in go("two", {}, {}):
+        assert ending["code"] == 0, ending["err"]
+    one, killed, two = (load_file(world.root / name / "lora.safetensors") for name in ("one", "killed", "two"))
+    assert any(tensor.abs().max() > 0 for name, tensor in one.items() if "lora_up" in name)
+    for name, tensor in one.items():
+        assert torch.equal(tensor, killed[name]), name
+        torch.testing.assert_close(tensor, two[name], rtol=1e-3, atol=2e-5)
+    for alone, together in zip(*([event for event in events(world.root / name) if event["event"] == "step"]
+                                 for name in ("one", "two")), strict=True):
+        assert alone["samples"] == together["samples"] and alone["loss"] == pytest.approx(together["loss"], rel=1e-5)
 
 
 def test_a_loss_is_masked_only_if_that_is_asked_for(world: World, train: Callable[..., Any]) -> None:
