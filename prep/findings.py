@@ -122,7 +122,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-size-mismatch": ("error", "mask and picture differ in shape", "make the mask again"),
     "mask-resized": ("info", "mask and picture differ in size, not in shape", "nothing"),
     "missing-mask": ("error", "a picture without a mask, which its model is to paint into", "make one: prep mask, or "
-                     "prep view --edit"),
+                     "prep view --edit; or let it be drawn by chance: --missing-mask draw"),
     "mask-empty": ("warning", "mask is entirely black: nothing trains, or is painted",
                    "paint it, or remove the picture"),
     "mask-full": ("info", "mask is entirely white", "nothing; it has no effect, or all is painted"),

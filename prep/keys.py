@@ -12,8 +12,8 @@ share; the manifest stores it, so that an edited caption can be keyed without th
     masked latent
              of a picture with a hole: what the latent's key has, and that of its mask: mask file's digest (or the
              picture's), and the mask's context
-    mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor, and for families
-             that inpaint what the mask has of each cell
+    mask     mask file's digest (or the picture's, for its alpha; or that of a mask to be drawn for the picture),
+             placement; context: origin, factor, and for families that inpaint what the mask has of each cell
     text     the final caption string, and the reference pictures that the text encoder sees with it, in order: digest,
              placement and color as of a latent; context: text fingerprint, max length, layout, dtypes, and what else
              the family's pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the
@@ -34,6 +34,7 @@ Context = Mapping[str, str | int | Mapping[str, str | int]]
 
 LATENT_MEANING = 1
 MASK_MEANING = 1
+DRAWN_MEANING = 1  # of masks that `prep.images.drawn_mask` draws
 TEXT_MEANING = 1
 IMPORTED_MEANING = 1
 
@@ -91,10 +92,15 @@ class MaskKeys:
 
     def key(self, origin: str, placement: Placement) -> str:
         """The key of the mask at `placement`; `origin` is the digest of the mask file, or of the picture for its
-        alpha.
+        alpha, or what `drawn_origin` says.
         """
         first, second, last = self._parts
         return digest_spelled(f"{first}{string(origin)}{second}{_spell(placement)}{last}")
+
+
+def drawn_origin(picture: str) -> str:
+    """What stands for a mask's file where it is drawn for the picture with digest `picture`."""
+    return digest_json({"kind": "drawn mask", "meaning": DRAWN_MEANING, "picture": picture})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

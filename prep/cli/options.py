@@ -61,6 +61,7 @@ def _option(option: RecipeOption) -> Any:
 
 Sources = Annotated[str | None, _option(BY_NAME["sources"])]
 References = Annotated[list[Path] | None, _option(BY_NAME["references"])]
+MissingMask = Annotated[str | None, _option(BY_NAME["missing_mask"])]
 MissingReference = Annotated[str | None, _option(BY_NAME["missing_reference"])]
 
 

@@ -16,7 +16,7 @@ from prep.fs.place import place_of
 
 def prompts(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a prompt file: prompt --n negative --w 512 --h 768 "
-                                         "--d seed --s steps --l guidance --ref picture, one a line",
+                                         "--d seed --s steps --l guidance --ref picture --mask mask, one a line",
                                          show_default=False)],
     manifest: Annotated[Path, typer.Option(help="the manifest whose prompts are replaced", show_default=False)],
     model: Annotated[str | None, typer.Option(help="the model that encoded the cache (default: the manifest's)",

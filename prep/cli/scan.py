@@ -22,6 +22,7 @@ def scan(
     mask: Annotated[str | None, choice(
         help="where masks are (default: the recipe's setting, else auto)", words=("auto", "none", "sidecar", "alpha"),
         other="DIR")] = None,
+    missing_mask: opt.MissingMask = None,
     references: opt.References = None,
     missing_reference: opt.MissingReference = None,
     edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
@@ -57,7 +58,7 @@ def scan(
 
     quiet_pillow()
     remote = opt.is_ray(engine, {"--address": address, "--workers": workers})
-    recipe = opt.recipe_from_options(source, mask=mask, references=references,
+    recipe = opt.recipe_from_options(source, mask=mask, missing_mask=missing_mask, references=references,
                                      missing_reference=missing_reference, edits=edits, sources=sources)
     for line in () if quiet else recipe.notes:
         say(line)

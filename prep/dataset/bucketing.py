@@ -47,14 +47,19 @@ def buckets_for(recipe: Recipe, surveyed: Ingested, *, unmasked: bool = False) -
 
 
 def require_masks(recipe: Recipe, family: Family | None) -> None:
-    """Raises `ConfigError` if a source is used without masks and the family needs them; "auto" may find some."""
-    if family is None or family.inpainting is None:
+    """Raises `ConfigError` if a source is used without masks and the family needs them; "auto" may find some. Or if
+    masks are to be drawn and the family does not need them."""
+    if family is None:
         return
+    if family.inpainting is None and recipe.draws_masks:
+        raise ConfigError(f"masks are to be drawn for pictures that have none, but family '{family.name}' does not "
+                          "inpaint: without a mask it learns from whole pictures",
+                          hint='remove missing = "draw" from [mask], or --missing-mask draw')
     for number, source in enumerate(recipe.sources):
-        if recipe.mask_of(number) == "none":
+        if family.inpainting is not None and recipe.mask_of(number) == "none" and not recipe.draws_mask(number):
             raise ConfigError(f"{source.path} is used without masks, but family '{family.name}' learns to paint where "
                               "masks are white", hint="a mask is NAME-masklabel.png beside its picture, or in the "
-                              "directory of --mask; prep mask makes some")
+                              "directory of --mask; prep mask makes some, and --missing-mask draw draws them by chance")
 
 
 def require_alpha(recipe: Recipe, family: Family | None) -> None:
@@ -67,7 +72,9 @@ def require_alpha(recipe: Recipe, family: Family | None) -> None:
 
 
 def mask_lacking(recipe: Recipe, item: Item, *, has_alpha: bool) -> Finding | None:
-    """The finding on a picture that has no mask, for a family that needs one."""
+    """The finding on a picture that has no mask, for a family that needs one, unless one is drawn."""
+    if recipe.draws_mask(item.source):
+        return None
     if recipe.mask_origin == "alpha":
         lacks = "" if has_alpha else "has no transparency, which is to say what is painted"
     else:
@@ -79,9 +86,9 @@ def _with_holes(result: Assignments, recipe: Recipe, items: Sequence[KnownItem])
     """`result`, where the family inpaints: each picture with itself, placed alike, as its reference, of which the mask
     hides a part; and a finding in place of each picture without a mask."""
     family = family_of(recipe.model)
+    require_masks(recipe, family)
     if family is None or family.inpainting is None:
         return result
-    require_masks(recipe, family)
     bad: dict[str, Finding] = {}
     masked = []
     for assignment in result.pictures:

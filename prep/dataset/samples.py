@@ -32,7 +32,7 @@ def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
     Raises `ConfigError` if the crop needs masks and there are none.
     """
     settled = recipe.settle_masks(any(item.mask is not None for item in items))
-    if settled.image.crop == "focus" and settled.mask_origin == "none":
+    if settled.image.crop == "focus" and {settled.mask_of(number) for number in range(len(recipe.sources))} == {"none"}:
         raise ConfigError(NO_FOCUS, hint="a mask is NAME-masklabel.png beside its picture, or in the directory of "
                           "--mask; --crop centre needs none")
     return settled

@@ -205,8 +205,9 @@ def _encoding_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Encodin
     specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options),
                        with_std=STD in latent.arrays)
     return _Encoding(reading=TextReading(model=model, family=family, options=options), specs=specs,
-                     contexts=Contexts(latent=latent.context, mask=None, text=context), file_digest=file_digest,
-                     alpha=manifest.alpha)
+                     contexts=Contexts(latent=latent.context, text=context,
+                                       mask=manifest.fields["mask"].context if manifest.inpaints else None),
+                     file_digest=file_digest, alpha=manifest.alpha)
 
 
 def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Model, manifest: Manifest,
@@ -236,7 +237,7 @@ def _encode(call: PromptsCall, cache: Cache, targets: Targets, encoding: _Encodi
 
     job = Job(cache=cache, model=reading.model, specs=encoding.specs, targets=targets, tasks=planned.tasks,
               vae=encoding.expected("latent", "vae") if targets.latents else encoding.expected("text", "text"),
-              text=encoding.expected("text", "text"), text_options=reading.options, text_groups=groups, origin="none",
+              text=encoding.expected("text", "text"), text_options=reading.options, text_groups=groups,
               alpha=alpha_setting(encoding.alpha),
               compute={field: str(contexts.by_field()[field].get("compute", "")) for field in ("latent", "text")},
               tile=int(contexts.latent.get("tile", 0)), device=call.device, batch_size=1, jobs=1,
@@ -249,7 +250,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
     manifest, samples, own = opened.manifest, opened.samples, _own_rows(opened)
     ledger = load_ledger(cache)
-    shown_keys = {reference.latent for prompt in targets.prompts for reference in prompt.references}
+    shown_keys = {key for prompt in targets.prompts for key in prompt.keys} - targets.texts.keys()
     refs = {**ledger.resolve([*targets.keys(), *shown_keys]), **{key: own[key] for key in targets.texts if key in own}}
     if targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
@@ -266,9 +267,12 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     tables["shards"] = write_table(cache, table)
     findings = [Finding(**record) for record in opened.findings if record["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
     tables["findings"] = write_table(cache, build_findings([*findings, *lost, *truncated.findings]))
-    shown = {refs[reference.latent] for prompt in prompts for reference in prompt.references}
+    references = [reference for prompt in prompts for reference in prompt.references]
+    shown = {"latent": {refs[reference.latent] for reference in references},
+             "mask": {refs[reference.mask.key] for reference in references if reference.mask is not None}}
     texts = {refs[key] for key in of_prompts - shown_keys} | set(own.values())
-    counts = {"text": len(texts), "latent": _latent_rows(opened, shown)}
+    counts = {"text": len(texts), **{field: _rows_of(opened, field, rows) for field, rows in shown.items()
+                                     if field == "latent" or manifest.inpaints}}
     fields = {**manifest.document["fields"], **{
         name: {**manifest.document["fields"][name], "rows": rows,
                "shards": sum(shard["field"] == name for shard in shards),
@@ -286,7 +290,7 @@ def _painted(opened: OpenedManifest, references: PromptReferences) -> Painted:
     """The masked pictures of the manifest's samples that prompts name, as they are and not mirrored."""
     wanted = {each.known.picture for each in references.values() if each.placement is None}
     if not wanted:
-        return {}
+        return Painted(pictures={}, buckets=())
     samples, columns = opened.samples, opened.samples.references
     sizes, digests = reference_sizes(opened.manifest, samples), samples.reference_digests
     numbers = np.array([number for number, digest in enumerate(digests)
@@ -299,7 +303,7 @@ def _painted(opened: OpenedManifest, references: PromptReferences) -> Painted:
         found[digests[number]] = Reference(
             name="", picture=digests[number], size=(int(columns["width"][number]), int(columns["height"][number])),
             placement=samples.reference_placement(number, (width, height)), latent=keys[at:at + 1].tobytes().hex())
-    return found
+    return Painted(pictures=found, buckets=sorted(set(opened.manifest.buckets)))
 
 
 def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
@@ -318,11 +322,12 @@ def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
     return found
 
 
-def _latent_rows(opened: OpenedManifest, shown: set[RowRef]) -> int:
-    """How many rows of latents the manifest's samples have, and `shown` besides."""
+def _rows_of(opened: OpenedManifest, field: str, shown: set[RowRef]) -> int:
+    """How many rows of latents or masks the manifest's samples have, and `shown` besides."""
     samples = opened.samples
-    shard, row = (np.append(samples.views[name], samples.references[name]).astype(np.int64)
-                  for name in ("latent_shard", "latent_row"))
+    tables = (samples.views, samples.references) if field == "latent" else (samples.views,)
+    shard, row = (np.concatenate([table[f"{field}_{name}"] for table in tables]).astype(np.int64)
+                  for name in ("shard", "row"))
     numbers = {shard["digest"]: number for number, shard in enumerate(opened.shards)}
     more = [(numbers[ref.shard] << 32) + ref.row for ref in shown if ref.shard in numbers]
     return len(np.union1d((shard << 32) + row, np.array(more, np.int64))) + sum(ref.shard not in numbers

@@ -93,7 +93,9 @@ class EncodeReport:
         if self.masks is None:
             return ""
         masks_found, used = self.masks["found"], self.masks["used"]
-        return f"; {counted(masks_found, 'mask')} found, {grouped(used)} used" if masks_found else "; no masks found"
+        drawn = f", {grouped(self.masks['drawn'])} drawn" if "drawn" in self.masks else ""
+        found = f"{counted(masks_found, 'mask')} found" if masks_found else "no masks found"
+        return f"; {found}{drawn}, {grouped(used)} used" if masks_found or drawn else f"; {found}"
 
 
 def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
@@ -119,7 +121,8 @@ def report_of(path: Place, resolved: ResolvedRecipe, planned: EncodePlan, outcom
               masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
     used, black = _masked(resolved, sealed)
-    masks = {"found": resolved.survey.masks, "used": used}
+    drawn = len({target.name for target in resolved.targets.masks.values() if target.mask_from == "drawn"})
+    masks = {"found": resolved.survey.masks, "used": used, **({"drawn": drawn} if resolved.recipe.draws_masks else {})}
     note = "" if replaced is None else replaced.note(printable(str(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from fractions import Fraction
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from prep.arrays import DType
 from prep.buckets.assign import Assignments
 from prep.cache.records import Reject
 from prep.dataset.ingest import Ingested, KnownItem, KnownReference
-from prep.dataset.prompt_references import NO_REFERENCES, PromptReference, PromptReferences
+from prep.dataset.prompt_references import NO_REFERENCES, NamedMask, PromptReference, PromptReferences
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
 from prep.errors import ConfigError
 from prep.findings import Finding
@@ -23,9 +24,9 @@ from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.fs.place import Place
-from prep.geometry import Placement, Size
-from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys
-from prep.manifest.samples import NO_PROMPT, Reference, Sample, Text, View
+from prep.geometry import Placement, Size, cover
+from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
+from prep.manifest.samples import NO_PROMPT, Reference, ReferenceMask, Sample, Text, View
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
 from prep.parse import Alpha, alpha_of, color_below
@@ -34,20 +35,19 @@ from prep.recipe.schema import Recipe
 
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
 Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
-Painted = Mapping[str, Reference]  # masked pictures of samples, by the digest of the picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hole:
-    """The file of the mask that says what is cut out of a picture before it is encoded."""
+class Painted:
+    """What prompts may be painted into."""
 
-    blob: Blob
-    digest: str  # as of a target
+    pictures: Mapping[str, Reference]  # masked ones of samples, as they are and not mirrored, by the picture's digest
+    buckets: Sequence[Size]  # for others, to which prompts give masks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTarget:
-    """A latent or mask row to encode from a file."""
+    """A latent or mask row to encode from a file, or for it."""
 
     key: str
     name: str  # label of an item that uses it, for findings
@@ -55,7 +55,13 @@ class PictureTarget:
     blob: Blob
     digest: str  # the blob's bytes must still match it
     placement: Placement
-    hole: Hole | None = None
+    mask_from: Literal["mask", "alpha", "drawn"] = "mask"  # of a mask: its file, a picture's transparency, or chance
+    hole: PictureTarget | None = None  # the mask of what is cut out of the picture before it is encoded; None: nothing
+
+    @property
+    def origin(self) -> str:
+        """What a mask is made from, as its key has it."""
+        return drawn_origin(self.digest) if self.mask_from == "drawn" else self.digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +113,17 @@ class PromptTarget:
     @property
     def keys(self) -> list[str]:
         """The keys of all its rows."""
-        return [self.positive_key, self.negative_key, *(reference.latent for reference in self.references)]
+        masks = (reference.mask.key for reference in self.references if reference.mask is not None)
+        return [self.positive_key, self.negative_key, *(reference.latent for reference in self.references), *masks]
 
     def as_document(self, row: Callable[[str], Mapping[str, int]]) -> dict[str, Any]:
         """Its entry in a manifest; `row` says where the row of a key is. A prompt without settings or references has no
         such key."""
         settings = self.settings.as_document()
-        references = [{**reference.as_document(), **row(reference.latent)} for reference in self.references]
+        references = [{**reference.as_document(), **row(reference.latent),
+                       **({} if (mask := reference.mask) is None else
+                          {"mask": {"name": mask.name, "digest": mask.digest, **row(mask.key)}})}
+                      for reference in self.references]
         return {"prompt": self.prompt, "negative": self.negative, **({"settings": settings} if settings else {}),
                 **({"references": references} if references else {}),
                 "positive": row(self.positive_key), "negative_row": row(self.negative_key)}
@@ -227,17 +237,17 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
     texts = TextTargets()
+    by_source = [keys.of_source(recipe, number) for number in range(len(recipe.sources))]
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
-        views = _views(seat, recipe.sources[source].path,
-                       keys if recipe.mask_of(source) != "none" else replace(keys, mask=None), latents, masks)
+        views = _views(seat, recipe.sources[source].path, by_source[source], latents, masks)
         samples.append(_sample(seat, recipe, views, keys, texts))
         labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
-    rows, shown = _of_prompts(prompts, prompt_references, keys, texts, painted_in(samples, prompt_references))
+    rows, shown, under = _of_prompts(prompts, prompt_references, keys, texts, painted_in(samples, prompt_references))
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
-                   unconditional=keys.text.unconditional, latents=shown | latents, masks=masks,
+                   unconditional=keys.text.unconditional, latents=shown | latents, masks=under | masks,
                    texts=texts,
                    findings=(*survey.findings, *bucketing.findings),
                    notices=notices)
@@ -247,12 +257,19 @@ def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, cont
                    alpha: Alpha | None, family: Family, painted: Painted) -> Targets:
     """The targets of prompts alone, and of the unconditional row; `alpha`: what becomes of transparency. Of the
     pictures that are `painted` none is a target: the samples have them."""
-    keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
-                 imported=None, vision=family.text.vision, masked=None)
+    keys = _Keys(latent=LatentKeys(contexts.latent), text=TextKeys(contexts.text), origin=None, alpha=alpha,
+                 imported=None, vision=family.text.vision, **_mask_keys(contexts, family))
     texts = TextTargets()
-    rows, latents = _of_prompts(prompts, references, keys, texts, painted)
+    rows, latents, masks = _of_prompts(prompts, references, keys, texts, painted)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
-                   masks={}, texts=texts, findings=())
+                   masks=masks, texts=texts, findings=())
+
+
+def _mask_keys(contexts: Contexts, family: Family) -> dict[str, Any]:
+    """Of `_Keys`, those of masks and of what they hide."""
+    mask = contexts.mask
+    return {"mask": None if mask is None else MaskKeys(mask),
+            "masked": None if mask is None or family.inpainting is None else MaskedLatentKeys(contexts.latent, mask)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,20 +279,25 @@ class _Keys:
     latent: LatentKeys
     mask: MaskKeys | None
     text: TextKeys
-    origin: str | None  # of masks: "file" or "alpha"
+    origin: str | None  # of masks: "file" or "alpha"; None: there are none
     alpha: Alpha | None  # what becomes of transparency; None: it is refused
     imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
     vision: Vision | None  # how the text encoder sees references; None: it does not
     masked: MaskedLatentKeys | None  # None: the family does not inpaint
+    draws: bool = False  # whether masks are drawn for pictures that have none
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
         mask, family = contexts.mask, FAMILIES[recipe.model.family]
-        masked = None if family.inpainting is None or mask is None else MaskedLatentKeys(contexts.latent, mask)
-        return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
+        return cls(latent=LatentKeys(contexts.latent), **_mask_keys(contexts, family),
                    imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
-                   alpha=alpha_of(recipe.image.alpha), vision=family.text.vision, masked=masked)
+                   alpha=alpha_of(recipe.image.alpha), vision=family.text.vision)
+
+    def of_source(self, recipe: Recipe, source: int) -> _Keys:
+        """The keys of a source's rows."""
+        return replace(self, origin=None if recipe.mask_of(source) == "none" else self.origin,
+                       draws=recipe.draws_mask(source))
 
     def seen(self, references: Iterable[tuple[KnownReference, Placement]], name: str) -> tuple[_Seen, ...]:
         """References, placed for the VAE, as the text encoder sees them."""
@@ -320,9 +342,13 @@ def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, Pict
 def _masked_work(item: KnownItem, latent: PictureTarget, mask: PictureTarget, masked: MaskedLatentKeys, keys: _Keys
                  ) -> PictureTarget:
     """The target of the latent of a picture with a hole where its mask is white; the other two are theirs."""
-    key = masked.key(item.picture, mask.digest, latent.placement, keys.alpha if item.has_alpha else None)
-    own = "" if keys.origin == "alpha" else f", under its mask {printable_name(mask.blob.name)},"
-    return replace(latent, key=key, file=f"{latent.file}{own}", hole=Hole(blob=mask.blob, digest=mask.digest))
+    key = masked.key(item.picture, mask.origin, latent.placement, keys.alpha if item.has_alpha else None)
+    return replace(latent, key=key, file=f"{latent.file}{_under(mask)}", hole=mask)
+
+
+def _under(mask: PictureTarget) -> str:
+    """What a message on a masked picture says of its mask, if that is a file."""
+    return f", under its mask {printable_name(mask.blob.name)}," if mask.mask_from == "mask" else ""
 
 
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
@@ -349,17 +375,17 @@ def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) ->
     """The mask's target; `None` for a picture without a mask, which is read as all ones."""
     if keys.mask is None:
         return None
-    if keys.origin == "alpha":
-        if not item.has_alpha:
-            return None
-        blob, digest, file = item.item.picture, item.picture, name
-    elif item.item.mask is None or item.mask is None:
-        return None
+    own = PictureTarget(key="", name=name, file=name, blob=item.item.picture, digest=item.picture, placement=placement)
+    if keys.origin == "alpha" and item.has_alpha:
+        target = replace(own, mask_from="alpha")
+    elif keys.origin == "file" and item.item.mask is not None and item.mask is not None:
+        blob = item.item.mask
+        target = replace(own, file=f"{name}: its mask {printable_name(blob.name)}", blob=blob, digest=item.mask)
+    elif keys.draws:
+        target = replace(own, mask_from="drawn")
     else:
-        blob, digest = item.item.mask, item.mask
-        file = f"{name}: its mask {printable_name(blob.name)}"
-    return PictureTarget(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
-                         placement=placement)
+        return None
+    return replace(target, key=keys.mask.key(target.origin, placement))
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,40 +434,82 @@ def _add(targets: TextTargets, keys: TextKeys, caption: str | None, seen: Sequen
 def painted_in(samples: Iterable[Sample], references: PromptReferences) -> Painted:
     """The masked pictures of samples that prompts name, as they are and not mirrored."""
     wanted = {each.known.picture for each in references.values() if each.placement is None}
-    return {} if not wanted else {reference.picture: reference for sample in samples if sample.picture in wanted
-                                  for view in sample.views for reference in view.references if not view.placement.flip}
+    if not wanted:
+        return Painted(pictures={}, buckets=())
+    samples = list(samples)
+    pictures = {reference.picture: reference for sample in samples if sample.picture in wanted
+                for view in sample.views for reference in view.references if not view.placement.flip}
+    return Painted(pictures=pictures, buckets=sorted({sample.bucket for sample in samples}))
+
+
+_Works = dict[str, PictureTarget]
 
 
 def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys, texts: TextTargets,
-                painted: Painted) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
-    """The targets of prompts, and those of the pictures that they name, by key; adds those of their text rows, and of
-    the unconditional row. Raises `ConfigError` for a picture to paint into that is not `painted`."""
-    works: dict[str, PictureTarget] = {}
-    shown: dict[str, Reference] = {}
-    for name, each in references.items():
-        if each.placement is None:
-            shown[name] = _to_paint(each, painted)
+                painted: Painted) -> tuple[tuple[PromptTarget, ...], _Works, _Works]:
+    """The targets of prompts, and those of the pictures and of the masks that they name, by key; adds those of their
+    text rows, and of the unconditional row. Raises `ConfigError` for a picture to paint into that is not `painted`."""
+    works: list[PictureTarget] = []
+    shown: dict[tuple[str, str], Reference] = {}
+    for named, each in references.items():
+        if each.mask is not None:
+            works.append(_prompt_work(each, each.mask, painted, keys))
+            shown[named] = _under_mask(each, each.mask, works[-1])
+        elif each.placement is None:
+            shown[named] = _to_paint(each, painted)
         else:
-            works[name] = _reference_work(each.known, each.placement,
-                                          f"reference of the prompt in line {each.line}", keys)
-            shown[name] = _reference(each.known, name, works[name])
+            works.append(_reference_work(each.known, each.placement,
+                                         f"reference of the prompt in line {each.line}", keys))
+            shown[named] = _reference(each.known, each.name, works[-1])
     rows = []
     for prompt in prompts:
         name = f"reference of the prompt in line {prompt.line}"
-        seen = keys.seen([(references[each].known, shown[each].placement) for each in prompt.references], name)
+        seen = keys.seen([(references[each].known, shown[each].placement) for each in prompt.pictures], name)
         rows.append(PromptTarget(
             prompt=prompt.text, negative=prompt.negative, settings=prompt.settings,
             positive_key=_add(texts, keys.text, prompt.text, seen, name),
             negative_key=_add(texts, keys.text, prompt.negative, seen, name, negative=True),
-            references=tuple(shown[each] for each in prompt.references)))
+            references=tuple(shown[each] for each in prompt.pictures)))
     _add(texts, keys.text, None, (), "")
-    return tuple(rows), {work.key: work for work in works.values()}
+    return (tuple(rows), {work.key: work for work in works},
+            {work.hole.key: work.hole for work in works if work.hole is not None})
+
+
+def _prompt_work(named: PromptReference, own: NamedMask, painted: Painted, keys: _Keys) -> PictureTarget:
+    """The target of a picture's latent under the mask that a prompt gives it, at the size of its sample, or else in the
+    bucket that is most of its shape."""
+    known, name = named.known, f"picture of the prompt in line {named.line}"
+    sample = painted.pictures.get(known.picture)
+    placement = sample.placement if sample is not None else cover(known.size, _nearest(known.size, painted.buckets))
+    assert keys.mask is not None and keys.masked is not None, "a family that inpaints has masks"
+    mask = PictureTarget(key=keys.mask.key(own.digest, placement), name=name,
+                         file=f"{name}: its mask {printable_name(own.blob.name)}", blob=own.blob, digest=own.digest,
+                         placement=placement)
+    key = keys.masked.key(known.picture, mask.origin, placement, keys.alpha if known.has_alpha else None)
+    return PictureTarget(key=key, name=name, file=f"{name}: {printable_name(known.blob.name)}{_under(mask)}",
+                         blob=known.blob, digest=known.picture, placement=placement, hole=mask)
+
+
+def _nearest(size: Size, buckets: Sequence[Size]) -> Size:
+    """The bucket nearest to the shape of a picture; of several the largest."""
+    def apart(bucket: Size) -> tuple[Fraction, int]:
+        sides = size[0] * bucket[1], size[1] * bucket[0]
+        return Fraction(max(sides), min(sides)), -bucket[0] * bucket[1]
+
+    return min(buckets, key=apart)
+
+
+def _under_mask(named: PromptReference, own: NamedMask, work: PictureTarget) -> Reference:
+    assert work.hole is not None, "a masked picture has a mask"
+    return replace(_reference(named.known, named.name, work),
+                   mask=ReferenceMask(name=own.name, digest=own.digest, key=work.hole.key))
 
 
 def _to_paint(named: PromptReference, painted: Painted) -> Reference:
-    found = painted.get(named.known.picture)
+    found = painted.pictures.get(named.known.picture)
     if found is None:
         raise ConfigError(f"the prompt in line {named.line} names {printable_name(named.name)}, expected a picture of "
-                          "the data set, whose mask says what is painted",
-                          hint='a source with role = "validation" in the recipe has pictures that are only drawn from')
+                          "the data set, whose mask says what is painted, or --mask",
+                          hint='--mask MASK in the line paints into any picture; a source with role = "validation" '
+                          "has pictures that are only drawn from")
     return replace(found, name=named.name)

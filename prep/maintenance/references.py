@@ -6,14 +6,14 @@ References are stored as columns, 14 bytes each; names and keys are made for one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
-from prep.keys import LatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.keys import LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
@@ -101,7 +101,10 @@ class References:
         if kind == PROMPT:
             prompt = self._prompts[number]
             if prompt.reference is not None:
-                return self._keys.latent(*prompt.reference) if self._keys.knows_references else UNKNOWN
+                picture, placement = prompt.reference
+                if prompt.mask is None:
+                    return self._keys.reference(picture, placement)
+                return (self._keys.mask if prompt.masking else self._keys.reference)(picture, placement, prompt.mask)
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
@@ -115,7 +118,7 @@ class References:
             at = number - int(self._samples.reference_offsets[owner])
             picture = self._samples.table["references"][owner][at]["picture"].as_py().hex()
             width, height = self._sizes[number].tolist()
-            return self._keys.latent(picture, self._samples.reference_placement(number, (width, height)))
+            return self._keys.reference(picture, self._samples.reference_placement(number, (width, height)))
         if kind == REFERENCE:
             return UNKNOWN
         picture = self._samples.table["picture"][owner].as_py().hex()
@@ -130,6 +133,8 @@ class _Prompt:
     negative: bool = False
     shown: Sequence[ShownPicture] = ()  # the prompt's references
     reference: tuple[str, Placement] | None = None  # the digest of a picture, and how it is placed
+    mask: str | None = None  # the digest of the mask that the prompt names
+    masking: bool = False  # whether it is the row of that
     shard: int
     row: int
 
@@ -143,7 +148,12 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
         yield _Prompt(who=who, caption=sample["prompt"], shown=shown, **sample["positive"])
         yield _Prompt(who=who, caption=sample["negative"], shown=shown, negative=True, **sample["negative_row"])
         for each, known in zip(references, shown, strict=True):
-            yield _Prompt(who=who, shard=each["shard"], row=each["row"], reference=(known.picture, known.placement))
+            mask = each.get("mask")
+            picture = _Prompt(who=who, shard=each["shard"], row=each["row"], reference=(known.picture, known.placement),
+                              mask=None if mask is None else mask["digest"])
+            yield picture
+            if mask is not None:
+                yield replace(picture, masking=True, shard=mask["shard"], row=mask["row"])
 
 
 class _SampleKeys:
@@ -155,12 +165,14 @@ class _SampleKeys:
         # Keys of imported latents have digests of files that the manifest does not store.
         known = "latent" in contexts and "alpha" in latents and "imported" not in latents
         self._latents = LatentKeys(contexts["latent"]) if known else None
-        self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
+        self._masks = MaskKeys(contexts["mask"]) if "mask" in contexts else None
+        self._masked = (MaskedLatentKeys(contexts["latent"], contexts["mask"])
+                        if audit.manifest.inpaints and known and "mask" in contexts else None)
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._manifest = audit.manifest
-        self.knows_masks = self._masks is not None
-        # Those of masked pictures have digests of masks.
-        self.knows_references = not audit.manifest.inpaints
+        self.knows_masks = contexts.get("mask", {}).get("origin") == "alpha"
+        # Those of masked pictures have what their masks were made from.
+        self.knows_references = self.knows_masks or not audit.manifest.inpaints
         alpha = audit.manifest.alpha
         self._alphas: tuple[Alpha | None, ...] = (None,) if alpha is None else (None, alpha)
 
@@ -169,9 +181,26 @@ class _SampleKeys:
         keys = self._latents
         return UNKNOWN if keys is None else tuple(keys.key(picture, placement, alpha) for alpha in self._alphas)
 
-    def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Known only if masks come from the pictures' alpha."""
-        return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
+    def reference(self, picture: str, placement: Placement, mask: str | None = None) -> tuple[str, ...]:
+        """The keys of a reference's latent; of a masked picture's known only if its mask's is. `mask`: the digest of
+        the mask's file, if that is known."""
+        if self._masked is None:
+            return self.latent(picture, placement) if self.knows_references else UNKNOWN
+        return tuple(self._masked.key(picture, origin, placement, alpha)
+                     for origin in self._origins(picture, mask) for alpha in self._alphas)
+
+    def mask(self, picture: str, placement: Placement, mask: str | None = None) -> tuple[str, ...]:
+        """The keys of a picture's mask, as `reference`."""
+        keys = self._masks
+        return UNKNOWN if keys is None else tuple(keys.key(origin, placement)
+                                                  for origin in self._origins(picture, mask))
+
+    def _origins(self, picture: str, mask: str | None) -> tuple[str, ...]:
+        """What the mask of a picture may be made from: the file `mask`; or the picture's transparency, or it is drawn.
+        The digests of other files are not stored anywhere."""
+        if mask is not None:
+            return (mask,)
+        return (picture, drawn_origin(picture)) if self.knows_masks else UNKNOWN
 
     def text(self, caption: str, shown: Sequence[ShownPicture]) -> tuple[str, ...]:
         """`shown`: the references beside the caption."""

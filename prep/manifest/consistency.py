@@ -276,12 +276,18 @@ class _Places:
                                  "which is not a text row of the expected shape", hint=HINT)
 
         for reference in (each for prompt in prompts["samples"] for each in prompt.get("references", ())):
-            facts = self.shards[reference["shard"]] if reference["shard"] < len(self.shards) else None
-            wanted = row_shapes(self.manifest, self.shards, "latent", tuple(reference["bucket"]))
-            if (facts is None or facts.field != "latent" or reference["row"] >= facts.rows
-                    or facts.shapes != wanted or facts.dtypes != self._dtypes("latent")):
-                raise CacheError(f"the manifest has a prompt's reference in row {reference['row']} of shard number "
-                                 f"{reference['shard']}, which is not a latent of the expected shape", hint=HINT)
+            self._prompt_picture(reference, "latent", reference["bucket"])
+            if "mask" in reference:
+                self._prompt_picture(reference["mask"], "mask", reference["bucket"])
+
+    def _prompt_picture(self, place: Mapping[str, Any], field: str, bucket: Sequence[int]) -> None:
+        """Checks the row of a prompt's reference, or of its mask. Raises `CacheError`."""
+        facts = self.shards[place["shard"]] if place["shard"] < len(self.shards) else None
+        wanted = row_shapes(self.manifest, self.shards, field, (bucket[0], bucket[1]))
+        if (facts is None or facts.field != field or place["row"] >= facts.rows
+                or facts.shapes != wanted or facts.dtypes != self._dtypes(field)):
+            raise CacheError(f"the manifest has a prompt's reference in row {place['row']} of shard number "
+                             f"{place['shard']}, which is not a {field} of the expected shape", hint=HINT)
 
     def _fits(self, facts: ShardFacts, wanted: Mapping[str, tuple[int, ...]]) -> bool:
         return is_shape_of(self.manifest, facts.field, facts.shapes, wanted)

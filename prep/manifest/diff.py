@@ -264,7 +264,9 @@ def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def _prompt(prompt: Mapping[str, Any]) -> dict[str, Any]:
     """A sample prompt as it is compared, with the files of its references if it has any."""
-    references = [{name: each[name] for name in ("name", "picture")} for each in prompt.get("references", ())]
+    references = [{"name": each["name"], "picture": each["picture"],
+                   **({"mask": each["mask"]["name"]} if "mask" in each else {})}
+                  for each in prompt.get("references", ())]
     return {"prompt": prompt["prompt"], "negative": prompt["negative"],
             **({"references": references} if references else {})}
 

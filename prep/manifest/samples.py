@@ -347,6 +347,15 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceMask:
+    """A mask that a prompt names: its path from the prompt file, its digest, and the key of its row."""
+
+    name: str
+    digest: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
     """A picture that is a condition of a view, as it is placed, and the key of its row."""
 
@@ -355,6 +364,7 @@ class Reference:
     size: Size
     placement: Placement
     latent: str
+    mask: ReferenceMask | None = None  # of a prompt of a family that inpaints, if it names one
 
     def as_document(self) -> dict[str, Any]:
         """Its entry in a manifest, without the place of its row."""

@@ -279,7 +279,14 @@ def _check_prompt(value: Any, where: str, factor: int) -> None:
 def _check_reference(value: Any, where: str, factor: int) -> None:
     """Checks a reference of a prompt: the picture, how it is placed, and where its row is."""
     table = expect(value, dict, where)
-    _exactly(table, ("name", "picture", "size", "scaled", "crop", "bucket", "shard", "row"), where)
+    _exactly({name: each for name, each in table.items() if name != "mask"},
+             ("name", "picture", "size", "scaled", "crop", "bucket", "shard", "row"), where)
+    if "mask" in table:
+        mask = expect(table["mask"], dict, f"{where}.mask")
+        _exactly(mask, ("name", "digest", "shard", "row"), f"{where}.mask")
+        expect(mask["name"], str, f"{where}.mask.name")
+        digest_of(mask["digest"], f"{where}.mask.digest")
+        _check_row({name: mask[name] for name in ("shard", "row")}, f"{where}.mask")
     expect(table["name"], str, f"{where}.name")
     digest_of(table["picture"], f"{where}.picture")
     _check_size(table["bucket"], f"{where}.bucket", factor)

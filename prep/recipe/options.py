@@ -104,6 +104,7 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="image.alpha", flag="--alpha"),
     RecipeOption(key="caption.missing", flag="--missing-caption"),
     RecipeOption(key="mask", flag="--mask"),
+    RecipeOption(key="missing_mask", flag="--missing-mask"),
     RecipeOption(key="references", flag="--references", parse=_folders, more="; repeatable, or none"),
     RecipeOption(key="missing_reference", flag="--missing-reference"),
     RecipeOption(key="reference_fit", flag="--reference-fit"),

@@ -4,8 +4,9 @@ r"""Prompt files: one prompt per line, with kohya's options after it. Blank line
 
 `--n` is the negative prompt, `--w` and `--h` the size in pixels, `--d` the seed, `--s` the sampler steps, `--l` the
 guidance scale, as in sd-scripts (`line_to_prompt_dict` in library/train_util.py). `--ref` is the path of a reference
-picture, relative to the prompt file; several are given in their order. sd-scripts drops unknown options. Here they are
-errors, since their text would be neither prompt nor option. `\--x` is the text `--x`.
+picture, relative to the prompt file; several are given in their order. `--mask` is the path of a mask, which says what
+a model that inpaints is to paint of it. sd-scripts drops unknown options. Here they are errors, since their text would
+be neither prompt nor option. `\--x` is the text `--x`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NUMBERS: Mapping[str, tuple[str, int, int, int]] = {
     "s": ("steps", 1, 1000, 1),
 }  # fmt: skip
 GUIDANCE = (1, 100)
-_WORDS = {"n": "negative", "l": "guidance"}
+_WORDS = {"n": "negative", "l": "guidance", "mask": "mask"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,12 @@ class Prompt:
     settings: PromptSettings
     line: int  # from 1
     references: tuple[str, ...] = ()  # paths of pictures, as given
+    mask: str = ""  # path of the mask of what is painted of the only one; "": as its sample's
+
+    @property
+    def pictures(self) -> tuple[tuple[str, str], ...]:
+        """Each reference, with the mask."""
+        return tuple((name, self.mask) for name in self.references)
 
 
 def read_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:
@@ -137,23 +144,24 @@ def parse_prompt(line: str, where: str, number: int = 1, *, echo: bool = True) -
         name, value = mark[1].lower(), line[mark.end() : after.start() if after else len(line)].strip()
         target = _WORDS.get(name) or (_NUMBERS[name][0] if name in _NUMBERS else None)
         if name == "ref":
-            references.append(_path(value, where))
+            references.append(_path(name, value, where))
             continue
         if target is None:
             raise _unknown(mark[0], where, echo)
         if target in values:
             raise ConfigError(f"{where}: --{name} is given twice, expected once")
-        values[target] = _plain(value) if name == "n" else _number(name, value, where, echo)
+        values[target] = (_plain(value) if name == "n" else _path(name, value, where) if name == "mask" else
+                          _number(name, value, where, echo))
     prompt = line[: marks[0].start()] if marks else line
     if not prompt.strip():
         raise ConfigError(f"{where}: there is no prompt before the options", hint="for example: a red circle --w 512")
-    return Prompt(text=_plain(prompt), negative=values.pop("negative", None), settings=PromptSettings(**values),
-                  line=number, references=tuple(references))
+    return Prompt(text=_plain(prompt), negative=values.pop("negative", None), mask=values.pop("mask", ""),
+                  settings=PromptSettings(**values), line=number, references=tuple(references))
 
 
-def _path(value: str, where: str) -> str:
+def _path(name: str, value: str, where: str) -> str:
     if not value:
-        raise ConfigError(f"{where}: --ref has no path", hint="--ref PICTURE")
+        raise ConfigError(f"{where}: --{name} has no path", hint=f"--{name} PICTURE")
     return _plain(value)
 
 
@@ -176,5 +184,5 @@ def _number(name: str, value: str, where: str, echo: bool) -> int | float:
 def _unknown(mark: str, where: str, echo: bool) -> ConfigError:
     seen = f"unknown option '{mark[:BRIEF]}'" if echo else "unknown option"
     literal = f"\\{mark[:BRIEF]}" if echo else "\\--x"
-    return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s, --l or --ref",
+    return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s, --l, --ref or --mask",
                        hint=f"write {literal} if it is part of the prompt")

@@ -38,6 +38,7 @@ from prep.sources.item import MaskFrom
 MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directory's path is also allowed
 BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
 MISSING_REFERENCE = ("reject", "none")
+MISSING_MASK = ("none", "draw")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 MOST_WINDOWS = 3  # as in sd-scripts
 
@@ -124,6 +125,8 @@ class Source:
                                  "always read")
     mask: MaskFrom | None = setting(None, check=mask_check, values="as mask.from", example="none",
                                     help="its own masks", derived="mask.from")
+    missing_mask: str = setting("", choices=MISSING_MASK, example="draw", derived="mask.missing",
+                                help="what it does with pictures that lack a mask")
     references: tuple[Place, ...] | None = setting(None, check=references_check, values="a list of directories",
                                                    example=(), help="its own directories of references",
                                                    derived="references.from")
@@ -147,6 +150,9 @@ class Recipe:
                              "transparency, or in a directory")
     mask_resize: str = setting("allow", name="mask.resize", choices=("allow", "reject"),
                                help="scale masks of another size than their picture; another shape is never used")
+    missing_mask: str = setting("none", name="mask.missing", choices=MISSING_MASK,
+                                help="what models that inpaint do with pictures that lack a mask: leave them out; or "
+                                "draw one by chance for each view (draw)")
     references: tuple[Place, ...] | None = setting(
         None, name="references.from", check=references_check, values="a list of directories",
         example=(Path("control"),),
@@ -191,9 +197,19 @@ class Recipe:
 
     @property
     def mask_origin(self) -> Literal["none", "alpha", "file"]:
-        """The origin of mask rows: the pictures' transparency, or mask files ("auto" counts as files)."""
+        """The origin of mask rows: the pictures' transparency, or mask files ("auto" counts as files, and so do masks
+        that are drawn)."""
         kinds = {self.mask_of(number) for number in range(len(self.sources))}
-        return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
+        return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} and not self.draws_masks else "file"
+
+    def draws_mask(self, source: int) -> bool:
+        """Whether masks are drawn for a source's pictures that have none."""
+        return (self.sources[source].missing_mask or self.missing_mask) == "draw"
+
+    @property
+    def draws_masks(self) -> bool:
+        """Whether masks are drawn for pictures of any source."""
+        return any(self.draws_mask(number) for number in range(len(self.sources)))
 
     @property
     def mask_folders(self) -> tuple[Place, ...]:

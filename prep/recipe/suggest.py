@@ -251,6 +251,6 @@ def _mask(seen: Overview, family: Family | None) -> Iterator[Comment]:
         yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others {others}")
     if painter and not masked:
         yield Comment(at="mask", text=f"family {painter} learns to paint where masks are white: prep mask makes some, "
-                      "and prep view --edit paints them")
+                      'prep view --edit paints them, and missing = "draw" draws them by chance')
     elif seen.opened.alpha and not masked:
         yield Comment(at="mask", text='"alpha" would train only the opaque parts')

@@ -54,7 +54,8 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
 
 
 def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
-    keys = {"from": (recipe.mask, "auto"), "resize": (recipe.mask_resize, "allow")}
+    keys = {"from": (recipe.mask, "auto"), "resize": (recipe.mask_resize, "allow"),
+            "missing": (recipe.missing_mask, "none")}
     return {key: value for key, (value, usual) in keys.items() if value != usual or f"mask.{key}" in shown}
 
 

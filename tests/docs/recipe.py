@@ -18,6 +18,7 @@ EXAMPLES = {name: row.value for name, row in SETTINGS.items() if row.spec.exampl
 def recipe() -> str:
     """The text of the page."""
     source = Source(path=Path("photos"), table=EXAMPLES["source.table"], mask=EXAMPLES["source.mask"],
+                    missing_mask=SETTINGS["source.missing_mask"].spec.example,
                     references=SETTINGS["source.references"].spec.example,
                     missing_reference=SETTINGS["source.missing_reference"].spec.example,
                     caption=CaptionOptions(prefix="a photo of "))

@@ -42,7 +42,7 @@ def test_dashes_that_are_text(line, text):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("a --ar 16:9", "p.txt, line 1: unknown option '--ar', expected --n, --w, --h, --d, --s, --l or --ref"),
+    ("a --ar 16:9", "p.txt, line 1: unknown option '--ar', expected --n, --w, --h, --d, --s, --l, --ref or --mask"),
     ("a --w", "p.txt, line 1: --w is '', expected a whole number from 8 to 8192"),
     ("a --w 500", "--w is '500', expected a whole number from 8 to 8192 in multiples of 8"),
     ("a --w 512px", "--w is '512px', expected a whole number from 8 to 8192"),
@@ -78,7 +78,7 @@ def test_the_line_is_named_and_without_echo_nothing_of_it_is_repeated(tmp_path):
         assert f"prompt file {path} (--prompts), line 2: " in told and "hunter2" not in told and "password" not in told
     _, (fault,) = prompts_of(b"password --hunter2\n", path, "--prompts", echo=False)
     assert fault.message == (f"prompt file {path} (--prompts), line 1: unknown option, expected --n, --w, --h, --d, "
-                             "--s, --l or --ref")
+                             "--s, --l, --ref or --mask")
     assert fault.hint == r"write \--x if it is part of the prompt"
 
 

@@ -63,7 +63,8 @@ def sources(base: Path, masks: st.SearchStrategy):
         Source, path=st.one_of(place, st.just(base), st.just(Path("/elsewhere/photos"))),
         repeats=st.integers(1, 10000), role=st.sampled_from(["train", "validation", "prior"]),
         weight=st.floats(0, 1000), include=GLOBS, exclude=GLOBS, table=st.one_of(st.none(), place),
-        mask=st.one_of(st.none(), masks), caption=st.one_of(st.none(), CAPTION))
+        mask=st.one_of(st.none(), masks), missing_mask=st.sampled_from(["", "none", "draw"]),
+        caption=st.one_of(st.none(), CAPTION))
 
 
 def recipes(base: Path):
@@ -71,7 +72,8 @@ def recipes(base: Path):
     return kinds.flatmap(lambda kind: st.builds(
         Recipe, sources=st.lists(sources(base, st.sampled_from(kind)), min_size=1, max_size=3).map(tuple), model=MODEL,
         image=IMAGE, caption=CAPTION, scan=SCAN, mask=st.sampled_from(kind),
-        mask_resize=st.sampled_from(["allow", "reject"]), validation=st.floats(0, 0.9),
+        mask_resize=st.sampled_from(["allow", "reject"]), missing_mask=st.sampled_from(["none", "draw"]),
+        validation=st.floats(0, 0.9),
         prompts=st.one_of(st.none(), PLACE.map(lambda text: base / text))))
 
 
@@ -89,7 +91,8 @@ def test_what_a_recipe_says_its_file_says(base, data):
     recipe = data.draw(recipes(base))
     remarks = [Comment(at=at, text=data.draw(TEXT))
                for at in ("", "image", "image.step", "caption.prefix", "source[0]")]
-    shown = data.draw(st.sets(st.sampled_from(["image.step", "caption.missing", "validation.fraction", "mask.from"])))
+    shown = data.draw(st.sets(st.sampled_from(["image.step", "caption.missing", "validation.fraction", "mask.from",
+                                                "mask.missing"])))
     (base / "r.toml").write_text(render_recipe(recipe, base=base, remarks=remarks, shown=shown), newline="\n")
     try:
         found = load_recipe(base / "r.toml", choices={})

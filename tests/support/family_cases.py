@@ -226,7 +226,7 @@ AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes an
 CASES = [
     Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
     *(Case(family=name, build=name, unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled, painted=painted,
-           mended=with_means) for name in ("sd15_inpaint", "sdxl_inpaint")),
+           mended=with_means) for name in ("sd15_inpaint", "sd21_inpaint", "sdxl_inpaint")),
     Case(family="sd21", build="sd21", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
     Case(family="sd21", build="sd21", options={"prediction": "epsilon"}, unguided=NO_CFG, guided=CFG, guidance=4.0,
          normalized=scaled),

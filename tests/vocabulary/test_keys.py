@@ -42,6 +42,8 @@ GOLDEN = {
              "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
     "masked latent": (keys.MaskedLatentKeys(LATENT, MASK).key(PICTURE, "23" * 32, PLACEMENT, (255, 255, 255)),
                       "95c4c090110b344c60b00eec7fd70c38fe1dce414657cdf76f887ddf86cfd351"),
+    "drawn mask": (mask_key(keys.drawn_origin(PICTURE), PLACEMENT, MASK),
+                   "54845b6cb8a15cfd70af864624902fe198c2c0cfa82ceb4cc079e16a291f69be"),
     "text": (keys.text_key("a red dog", TEXT),
              "1ea7cf897472e8592d5fdf602249ecc626726e0f47349a6b3edbd56d85508974"),
     "text, not ASCII": (keys.text_key("ein roter Hünd 犬 🐕", TEXT),

@@ -228,7 +228,7 @@ def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
     result = prep("encode", made.parent / "photos", "--model", copy, "--cache", tmp_path / "cache", "-o",
                   tmp_path / "m.json", "--resolution", 64, "--step", 32, "--device", "cpu", "--dry-run")
     needed = case.options.get("without_t5") or case.family in (
-        "sd15", "sd15_inpaint", "sd21", "hidream")
+        "sd15", "sd15_inpaint", "sd21", "sd21_inpaint", "hidream")
     assert result.code == (6 if needed else 0), result.err
     both = known and not in_code
     lacks, them = (f"{lacks} and no scheduler/scheduler_config.json", "them") if both else (lacks, "it")

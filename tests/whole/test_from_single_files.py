@@ -38,7 +38,7 @@ NAMES = {"sd3": original_layout.SD3, "flux2": original_layout.FLUX2, "zimage": o
          "qwenimage21": original_layout.QWENIMAGE21, "flux3": original_layout.FLUX3,
          "anima": original_layout.ANIMA}
 # Families whose checkpoints have all parts.
-WHOLE = {"sd15": {}, "sd15_inpaint": {}, "sd21": {}, "sdxl": {"second_width": 48}}
+WHOLE = {"sd15": {}, "sd15_inpaint": {}, "sd21": {}, "sd21_inpaint": {}, "sdxl": {"second_width": 48}}
 STEM = "diffusion_pytorch_model.safetensors"
 BUILDS = sorted({case.build for case in CASES if not case.options})
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness import FORKS, Launcher, ranks_of
 from jsonschema import Draft202012Validator
 from pictures import draw, draw_mask
 from PIL import Image
@@ -28,13 +31,20 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ConfigError
 from prep.fs import memo
+from prep.geometry import cover
+from prep.images.decode import scale_and_crop
+from prep.images.drawn_mask import drawn_hole
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
-from prep.manifest.document import read_manifest
+from prep.manifest.document import read_manifest, write_manifest
 from prep.models.vae import load_vae
+from prep.progress import silent
+from prep.recipe.load import load_recipe
 from prep.recipe.prompts import parse_prompt
+from prep.view.source.state import state_of
+from prep.view.source.survey import survey_source
 from train.check import check
 from train.config.load import parse
 from train.objectives.forward import forward, sample_losses
@@ -218,6 +228,105 @@ def test_transparency_says_what_is_painted(world: World) -> None:
     mask = rows.mask(index.mask_of(0))[0, 0]
     assert mask[:, :mask.shape[1] // 2].min() == 255 and mask[:, mask.shape[1] // 2:].max() == 0
     assert world.prep("verify", world.root / "m.json").code == 0
+    document = dict(read_manifest(world.root / "m.json").document)
+    mask = document["fields"]["mask"]
+    changed = {**document["fields"], "mask": {**mask, "context": {**mask["context"], "meaning": 2}}}
+    write_manifest(world.root / "m.json", {**{name: each for name, each in document.items() if name != "self"},
+                                           "fields": changed})
+    found = world.prep("verify", world.root / "m.json", "--json").json["damaged"]
+    assert sum(each["field"] == "latent" for each in found) == 4, "masked ones, whose keys have their masks'"
+
+
+# ---- masks that are drawn by chance ----------------------------------------------------------------------------------
+
+
+def without_masks(world: World, *numbers: int) -> None:
+    for number in numbers:
+        (world.root / f"photos/{number}-masklabel.png").unlink()
+
+
+def holes(world: World) -> dict[tuple[str, int], bytes]:
+    """The mask of each view, by the name of its picture and its number."""
+    index, rows, samples = world.index, Rows(world.index), world.index.samples
+    return {(samples.name(sample), view - samples.view_offsets[sample]):
+            rows.mask(index.mask_of(view)).numpy().tobytes()
+            for sample in range(len(samples)) for view in range(*samples.view_offsets[sample:sample + 2])}
+
+
+def test_a_picture_without_a_mask_is_given_one_by_chance(world: World) -> None:
+    """Of its own, and for ever: no other picture changes it; the latent is that of what it hides."""
+    without_masks(world, 1, 2, 3)
+    result = world.encode("--missing-mask", "draw")
+    assert result.code == 0 and result.json["masks"] == {"found": 1, "used": 4, "drawn": 3} and (
+        result.json["encoded"] == {"latent": 3, "mask": 3, "text": 0})
+    drawn = holes(world)
+    assert len(set(drawn.values())) == 4
+    index, samples, rows = world.index, world.index.samples, Rows(world.index)
+    vae = load_vae(world.root / "model", torch.float32)
+    for sample in range(len(samples)):
+        view, name = int(samples.view_offsets[sample]), samples.name(sample)
+        if name == "0.png":
+            continue
+        placement = samples.placement(view, SIZES[int(name[0])])
+        hole = drawn_hole(samples.table["picture"][sample].as_py().hex(), placement)
+        assert drawn[name, 0] == hole[::8, ::8].tobytes()
+        hidden = pixels_of(world.root / "photos" / name) * torch.from_numpy(hole == 0)
+        with torch.no_grad():
+            wanted = vae.encode(hidden).latent_dist.mean
+        at = samples.references_of(sample, view)[0]
+        place = index.ref(int(samples.references["latent_shard"][at]), int(samples.references["latent_row"][at]))
+        near = 1e-2 if hole.all() else 1e-4  # where all is gray, norms divide next to nothing by next to nothing
+        torch.testing.assert_close(rows.latent(place), wanted, rtol=near, atol=near)
+    assert world.prep("verify", world.root / "m.json").code == 0
+    draw(world.root / "photos/1.png", SIZES[1], seed=99)
+    draw_mask(world.root / "photos/2-masklabel.png", SIZES[2])
+    assert world.again("--missing-mask", "draw") == (2, 1, 0), "the edited one, of which the hole is another, too"
+    assert {name: hole for name, hole in holes(world).items() if name[0] in ("0.png", "3.png")} == {
+        name: hole for name, hole in drawn.items() if name[0] in ("0.png", "3.png")}
+
+
+def test_views_have_holes_of_their_own_whatever_masks_there_are(world: World) -> None:
+    """A picture may have a mask that is not used."""
+    assert world.again("--mask", "none", "--missing-mask", "draw", "--flip", "both") == (12, 8, 0)
+    assert len(set(holes(world).values())) == 8
+    assert world.prep("verify", world.root / "m.json").code == 0
+
+
+@pytest.mark.slow
+def test_opaque_pictures_are_given_masks_beside_transparent_ones(world: World) -> None:
+    picture = Image.open(world.root / "photos/0.png").convert("RGBA")
+    picture.paste((0, 0, 0, 0), (32, 0, 64, 64))
+    picture.save(world.root / "photos/0.png")
+    assert world.again("--mask", "alpha", "--missing-mask", "draw") == (5, 4, 0)
+    verified = world.prep("verify", world.root / "m.json")
+    assert verified.code == 0, verified.out
+
+
+def test_a_source_says_whether_masks_are_drawn(world: World) -> None:
+    """As the recipe, for sources that do not; `prep scan`, `prep bucket` and the pages know of it."""
+    without_masks(world, 3)
+    recipe = world.root / "r.toml"
+    recipe.write_text(f'[mask]\nmissing = "draw"\n{RECIPE}')
+    for command in ("scan", "bucket"):
+        result = world.prep(command, recipe)
+        assert result.code == 0 and "missing-mask" not in result.out and "without a mask" not in result.out
+    state = state_of(survey_source(load_recipe(recipe, choices={}), jobs=1, scan=False, progress=silent))
+    assert np.isfinite(state.data.selector.samples.coverage).all()
+    assert ("masks", "files, else drawn by chance") in state.data.facts
+    recipe.write_text(f'[mask]\nmissing = "draw"\n{RECIPE}missing_mask = "none"\n')
+    scanned = world.prep("scan", recipe)
+    assert scanned.code == 1 and "missing-mask" in scanned.out
+
+
+def test_masks_are_not_drawn_for_models_that_learn_whole_pictures(world: World) -> None:
+    for command in ("bucket", "encode"):
+        path = world.root / "r.toml"
+        path.write_text(RECIPE.replace('path = "model"', 'family = "sd15"\npath = "plain"'))
+        if command == "encode":
+            tiny_pipelines.save("sd15", world.root / "plain")
+        result = (world.encode if command == "encode" else partial(world.prep, command, path))(
+            "--missing-mask", "draw")
+        assert result.code == 3 and "but family 'sd15' does not inpaint" in result.err, result.err
 
 
 # ---- refused and reported --------------------------------------------------------------------------------------------
@@ -246,7 +355,7 @@ def test_no_masks_at_all_are_an_error(world: World, options: tuple[str, ...]) ->
     for command in (world.encode(*options), world.prep("bucket", world.root / "r.toml", *options)):
         assert command.code == 3 and "photos is used without masks, but family 'sd15_inpaint' learns to paint" in (
             command.err), command.err
-        assert "NAME-masklabel.png" in command.err
+        assert "NAME-masklabel.png" in command.err and "--missing-mask draw" in command.err
     scanned = world.prep("scan", world.root / "r.toml", "--json", *options)
     assert sum(each["code"] == "missing-mask" for each in scanned.json["findings"]) == 4
 
@@ -316,7 +425,8 @@ def test_dropped_references_mean_nothing_and_are_refused(world: World, train: Ca
                                  "always take the masked picture") in result.err, result.err
 
 
-@pytest.mark.parametrize(("family", "plain"), [("sd15_inpaint", "sd15"), ("sdxl_inpaint", "sdxl")])
+@pytest.mark.parametrize(("family", "plain"), [
+    ("sd15_inpaint", "sd15"), pytest.param("sd21_inpaint", "sd21", marks=pytest.mark.slow), ("sdxl_inpaint", "sdxl")])
 def test_a_unet_without_room_for_a_mask_is_refused(family: str, plain: str, prep: Callable[..., Any], tmp_path: Path
                                                    ) -> None:
     """diffusers inpaints with it all the same: it blends latents."""
@@ -376,6 +486,84 @@ def test_prep_prompts_makes_the_manifest_that_an_encode_would(world: World) -> N
     assert world.prep("verify", world.root / "m.json").code == 0
 
 
+OWN = "a cat --ref photos/2.png --mask own.png\nb --ref other.png --mask wide.png\nb --ref photos/2.png\n"
+
+
+def with_own_masks(world: World) -> None:
+    """A prompt file with a mask for a picture of the data set, and for one that has a mask nowhere."""
+    draw_mask(world.root / "own.png", SIZES[2])
+    mask = Image.new("L", (200, 100), 0)
+    mask.paste(255, (0, 0, 200, 50))
+    mask.save(world.root / "wide.png")
+    Image.new("L", SIZES[2], 255).save(world.root / "own.png")
+    draw(world.root / "other.png", (200, 100), seed=77)
+    (world.root / "p.txt").write_text(OWN)
+
+
+def test_prompts_bring_masks_of_their_own(world: World, train: Callable[..., Any]) -> None:
+    """Whether the picture is of the data set or not; the sample keeps its mask."""
+    with_own_masks(world)
+    assert world.again("--prompts", world.root / "p.txt") == (2, 2, 2)
+    index, rows, vae = world.index, Rows(world.index), load_vae(world.root / "model", torch.float32)
+    own, other, sample = cached(index)
+    assert rows.mask(own.inpaint_mask).min() == 255 and rows.mask(sample.inpaint_mask).min() == 0
+    assert rows.mask(other.inpaint_mask).float().mean((1, 3)).ravel().tolist() == [255] * 4 + [0] * 4
+    placed = cover((200, 100), (96, 64))
+    with Image.open(world.root / "other.png") as picture:
+        hidden = torch.from_numpy(scale_and_crop(picture.convert("RGB"), placed).copy()).permute(2, 0, 1) / 127.5 - 1
+    hidden[:, :32] = 0
+    with torch.no_grad():
+        wanted = vae.encode(hidden[None]).latent_dist.mean
+    torch.testing.assert_close(rows.latent(other.references[0]), wanted, rtol=1e-3, atol=1e-3)
+    assert world.prep("verify", world.root / "m.json").code == 0
+    Draft202012Validator(json.loads((SCHEMAS / "manifest.schema.json").read_text(encoding="utf-8"))).validate(
+        document := json.loads((world.root / "m.json").read_bytes()))
+    world.encode()
+    assert world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu").code == 0
+    assert document == json.loads((world.root / "m.json").read_bytes())
+    (world.root / "p.txt").write_text(f"{OWN}a cat --ref photos/0.png --mask own.png\n")
+    assert [prompt.inpaint_mask for prompt in current(index).prompts] == [
+        own.inpaint_mask, other.inpaint_mask, sample.inpaint_mask]
+    assert "line 4" in (found := current(index).warnings[0]) and "a mask that is not encoded for its picture" in found
+    root = world.root
+    (typed,) = encode_prompts(index, root / "model", [parse_prompt(
+        f"a cat --ref {root / 'other.png'} --mask {root / 'wide.png'}", "test")], torch.device("cpu"))
+    assert (typed.inpaint_mask, typed.references) == (other.inpaint_mask, other.references)
+    with pytest.raises(ConfigError, match=r"2\.png under the mask .*wide\.png, expected one that is encoded"):
+        encode_prompts(index, root / "model", [parse_prompt(
+            f"a cat --ref {root / 'photos/2.png'} --mask {root / 'wide.png'}", "test")], torch.device("cpu"))
+
+
+def test_a_mask_of_a_prompt_that_was_encoded_since_is_found(world: World) -> None:
+    """By a run that goes on with the manifest as it was."""
+    with_own_masks(world)
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png\n")
+    world.again("--prompts", world.root / "p.txt")
+    index = world.index
+    (world.root / "p.txt").write_text("a cat --ref photos/2.png --mask own.png\n")
+    assert "a mask that is not encoded for its picture" in current(index).warnings[0]
+    assert world.prep("prompts", world.root / "p.txt", "--manifest", world.root / "m.json", "--device", "cpu").code == 0
+    (found,) = current(index).prompts
+    assert Rows(index).mask(found.inpaint_mask).min() == 255 and found.references != cached(index)[0].references
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("a --ref photos/0.png --mask gone.png", "names the mask gone.png: cannot be read: No such file"),
+    ("a --ref photos/0.png --mask r.toml", "names the mask r.toml: it cannot be decoded"),
+    ("a --ref photos/0.png --mask wide.png", "it is 200x100, not of the shape of its picture, 64x64"),
+    ("a --ref photos/0.png --mask black.png", "it is entirely black, so nothing would be painted"),
+    ("a --ref photos/0.png --mask photos/0.png", "it is the picture itself"),
+    ("a --ref photos/0.png --mask", "--mask has no path"), ("a --mask wide.png", "line 1 names no picture"),
+    ("a --ref photos/0.png --mask wide.png --mask wide.png", "--mask is given twice"),
+    ("a --ref other.png", "names other.png, expected a picture of the data set, whose mask says what is painted, or ")])
+def test_masks_of_prompts_that_cannot_be_used_are_named(world: World, line: str, says: str) -> None:
+    with_own_masks(world)
+    Image.new("L", SIZES[0], 0).save(world.root / "black.png")
+    (world.root / "p.txt").write_text(line)
+    result = world.encode("--prompts", world.root / "p.txt")
+    assert result.code == 3 and says in result.err, result.err
+
+
 def test_without_prompts_held_out_samples_are_painted(world: World) -> None:
     world.again("--validation", 0.5)
     index = world.index
@@ -408,6 +596,72 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_weights(world: World, tra
     world.again()
     refused = train("run", world.root / "m.json", "-o", world.root / "two", "--steps", 6, "--resume", *WORDS)
     assert refused.code != 0 and "1 sample changed" in refused.err, refused.err
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launcher]:
+    """`launch(run, …)` forks processes: see tests/faults/launcher.py."""
+    launcher = Launcher(training=True)
+    yield launcher
+    launcher.close()
+
+
+def test_each_of_two_ranks_sees_its_samples_under_their_own_masks(world: World) -> None:
+    """As one rank alone sees them, in its draws of views."""
+    assert world.again("--missing-mask", "draw", "--flip", "both") == (8, 2, 0)
+    index = world.index
+    setup = check(RunRequest(manifest=world.root / "m.json"), parse({"batch_size": 2}, "")).setup
+    assert setup is not None
+
+    def seen(rank: int, world_size: int) -> dict[str, list[torch.Tensor]]:
+        share = draws.RankShare(rank=rank, world=world_size)
+        requests = list(draws.training(index, setup.plan, 0, 8, timesteps=1000, share=share))
+        found = {}
+        with batches(Rows(index), requests, masked=False, pinned=False) as feed:
+            for request, batch in zip(requests, feed, strict=True):
+                (references,), masks = batch.references, batch.inpaint_mask_BMhw
+                assert masks is not None
+                for drawn, *tensors in zip(request.draws, batch.latent_BChw, references, masks, strict=True):
+                    found[repr(drawn)] = tensors
+        return found
+
+    alone, first, second = seen(0, 1), seen(0, 2), seen(1, 2)
+    assert first and second and not first.keys() & second.keys() and alone.keys() == first.keys() | second.keys()
+    for drawn, tensors in (first | second).items():
+        assert all(torch.equal(one, other) for one, other in zip(tensors, alone[drawn], strict=True)), drawn
+
+
+@pytest.mark.slow
+@FORKS
+def test_a_killed_run_and_one_of_two_processes_end_with_the_same_weights(world: World, launch: Launcher) -> None:
+    """A killed one, which is continued from its checkpoint, to the bit; those of two processes but for the order of
+    sums."""
+    def go(name: str, *plans: dict[str, Any], more: Sequence[str] = ()) -> list[dict[str, Any]]:
+        words = ["run", world.root / "m.json", "-o", world.root / name, "--steps", 4, "--set", "sample.every=0", *WORDS,
+                 "--set", "validation.every=0", *more]
+        runs = ranks_of(*[words] * len(plans))
+        return launch(*({**run, "shim": {"home": str(world.root), **plan}}
+                        for run, plan in zip(runs, plans, strict=True)))
+
+    assert world.again("--missing-mask", "draw", "--flip", "both") == (8, 2, 0)
+    (ending,) = go("one", {"record": str(world.root / "calls")})
+    assert ending["code"] == 0, ending["err"]
+    names = [json.loads(line)[1] for line in (world.root / "calls").read_text().splitlines()]
+    last = max(number for number, name in enumerate(names) if name == "one/losses.bin")
+    (ending,) = go("killed", {"kill": last, "when": "before"})
+    assert ending["signal"] == signal.SIGKILL and not (world.root / "killed/lora.safetensors").exists()
+    (ending,) = go("killed", {}, more=("--resume",))
+    assert ending["code"] == 0, ending["err"]
+    for ending in go("two", {}, {}):
+        assert ending["code"] == 0, ending["err"]
+    one, killed, two = (load_file(world.root / name / "lora.safetensors") for name in ("one", "killed", "two"))
+    assert any(tensor.abs().max() > 0 for name, tensor in one.items() if "lora_up" in name)
+    for name, tensor in one.items():
+        assert torch.equal(tensor, killed[name]), name
+        torch.testing.assert_close(tensor, two[name], rtol=1e-3, atol=2e-5)
+    for alone, together in zip(*([event for event in events(world.root / name) if event["event"] == "step"]
+                                 for name in ("one", "two")), strict=True):
+        assert alone["samples"] == together["samples"] and alone["loss"] == pytest.approx(together["loss"], rel=1e-5)
 
 
 def test_a_loss_is_masked_only_if_that_is_asked_for(world: World, train: Callable[..., Any]) -> None:

@@ -272,6 +272,7 @@ def test_prompts_of_a_family_without_references_name_none(world: World, prep: Ca
 @pytest.mark.parametrize(("line", "says"), [
     ("x --ref gone.png", "gone.png: cannot be read: No such file"), ("x --ref r.toml", "line 1 names the reference"),
     ("x --ref", "--ref has no path"), ("x" + " --ref own.png" * 5, "has 5 references, expected at most 4"),
+    ("x --ref own.png --mask own.png", "has --mask, expected none for family 'flux2_klein', which does not inpaint"),
     ("x --ref tiny.png", "it is 32x32, which family 'flux2_klein' does not take")])
 def test_a_prompt_whose_reference_cannot_be_used(world: World, prep: Callable[..., Any], line: str, says: str) -> None:
     draw(world.root / "tiny.png", (32, 32), seed=3)

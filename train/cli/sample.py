@@ -26,8 +26,8 @@ def sample(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, or its URL",
                                            show_default=False)],
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded if the cache lacks it; "
-                                                     "may contain --n, --w, --h, --d, --s, --l, --ref as in a "
-                                                     "file; --ref: a picture that is encoded")] = None,
+                                                     "may contain --n, --w, --h, --d, --s, --l, --ref, --mask "
+                                                     "as in a file; --ref, --mask: a picture that is encoded")] = None,
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="the PNG to write; replaces only an "
                                                 "earlier grid (default: grid.png, or grid-2.png if that is there, and "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prep.cache.ledger.ledger import Ledger, ledger_at_hand
 from prep.cache.records import RowRef
@@ -21,7 +21,7 @@ from prep.errors import ConfigError, Problem
 from prep.formatting import counted
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
-from prep.keys import negative_key, text_key, unconditional_key
+from prep.keys import MaskedLatentKeys, MaskKeys, negative_key, text_key, unconditional_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
 from prep.manifest.consistency import reference_sizes, seen_ways
@@ -78,9 +78,13 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
                             settings=PromptSettings.of_document(each.get("settings", {}))) for each in samples)
 
 
-def _mask_of(index: Index, references: Sequence[Mapping[str, int]]) -> RowRef | None:
+def _mask_of(index: Index, references: Sequence[Mapping[str, Any]]) -> RowRef | None:
     """What is painted of the reference of a prompt in a manifest. Raises `CacheError`."""
-    return index.mask_beside(references[0]["shard"], references[0]["row"]) if index.inpaints and references else None
+    if not index.inpaints or not references:
+        return None
+    own = references[0].get("mask")
+    return (index.mask_beside(references[0]["shard"], references[0]["row"]) if own is None else
+            index.ref(own["shard"], own["row"]))
 
 
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
@@ -183,7 +187,8 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
         elif (count := len(prompt.references)) > (most := most_references(index)):
             lacks[prompt] = f"{counted(count, 'reference')}, of which its model takes {most}, and is skipped"
         elif None in found[prompt]:
-            lacks[prompt] = (f"a picture that is not of the data set and is skipped{to_encode}" if index.inpaints else
+            lacks[prompt] = (f"a mask that is not encoded for its picture and is skipped{to_encode}" if prompt.mask else
+                             f"a picture that is not of the data set and is skipped{to_encode}" if index.inpaints else
                              f"a reference that is not encoded and is skipped{to_encode}")
         else:
             references[prompt] = [each for each in found[prompt] if each is not None]
@@ -244,13 +249,30 @@ def references_of(index: Index, prompt: Prompt, folder: Path) -> list[Encoded | 
     references, told by their bytes; `None` for each other. No picture is decoded here."""
     if not prompt.references:
         return []
-    known = {each["picture"]: Encoded(shown=shown_in(each), latent=index.ref(each["shard"], each["row"]),
-                                      inpaint_mask=_mask_of(index, [each]))
+    known = {(each["picture"], each.get("mask", {}).get("digest", "")): Encoded(
+        shown=shown_in(each), latent=index.ref(each["shard"], each["row"]), inpaint_mask=_mask_of(index, [each]))
              for sample in index.manifest.document["prompts"]["samples"] for each in sample.get("references", ())}
-    digests = [_digest(folder / name) for name in prompt.references]
-    if any(digest not in known for digest in digests):
-        known = _shown_to_samples(index) | known
-    return [known.get(digest) for digest in digests]
+    mask = _digest(folder / prompt.mask) if prompt.mask else ""
+    named = [(_digest(folder / name), mask) for name in prompt.references]
+    if any(each not in known for each in named):
+        samples = _shown_to_samples(index)
+        known = {(digest, ""): each for digest, each in samples.items()} | known
+        if prompt.mask:
+            return [known.get((digest, mask)) or _under(index, samples.get(digest), mask) for digest, _ in named]
+    return [None if prompt.mask and not mask else known.get(each) for each in named]
+
+
+def _under(index: Index, picture: Encoded | None, mask: str) -> Encoded | None:
+    """A picture of a sample under the mask with this digest, at the sample's size, if that was encoded."""
+    if picture is None or not mask:
+        return None
+    contexts, (digest, _, placement) = index.manifest.fields, picture.shown
+    ledger, color = ledger_at_hand(index.cache), index.manifest.document["latents"].get("alpha")
+    masked = MaskedLatentKeys(contexts["latent"].context, contexts["mask"].context)
+    latent = next((place for each in (None, *([] if color is None else [tuple(color)]))
+                   if (place := ledger.find(masked.key(digest, mask, placement, each)))), None)
+    own = ledger.find(MaskKeys(contexts["mask"].context).key(mask, placement))
+    return None if latent is None or own is None else replace(picture, latent=latent, inpaint_mask=own)
 
 
 def _digest(path: Path) -> str:

@@ -74,8 +74,9 @@ def _references(index: Index, prompt: Prompt) -> tuple[Encoded, ...]:
     for name, row in zip(prompt.references, found, strict=True):
         if row is None:
             command = prompts_command(index.manifest, Path("FILE"))
-            raise ConfigError(f"--prompt names the reference {printable_name(name)}, expected one that is encoded: of "
-                              "a picture or prompt of the manifest",
+            under = f" under the mask {printable_name(prompt.mask)}" if prompt.mask else ""
+            raise ConfigError(f"--prompt names the reference {printable_name(name)}{under}, expected one that is "
+                              "encoded: of a picture or prompt of the manifest",
                               hint=f"write the prompt into a file, and run {command}")
     return tuple(row for row in found if row is not None)
 

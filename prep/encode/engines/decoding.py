@@ -16,6 +16,7 @@ from prep.encode.engines.protocol import PictureMessage, PixelsMessage
 from prep.fs.blob import error_code, read_blob
 from prep.geometry import fits_scaled
 from prep.images.decode import Pixels, decode_as_stored, decode_picture, quiet_pillow, scale_and_crop
+from prep.images.drawn_mask import drawn_hole
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import alpha_of, decode_mask, hole_cells, place_hole, place_mask
 from prep.workers.service import DECODING, Service, Task
@@ -43,7 +44,10 @@ class _Changed(Exception):
 
 
 def _made(message: PictureMessage) -> Pixels:
-    data, placement = read_blob(message.blob()), message.placement()
+    placement = message.placement()
+    if message.reading == "drawn":
+        return _of_cell(drawn_hole(message.digest, placement), message)
+    data = read_blob(message.blob())
     if digest_bytes(data) != message.digest:
         raise _Changed
     if message.reading == "picture":
@@ -57,8 +61,12 @@ def _made(message: PictureMessage) -> Pixels:
         raise BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
     if message.cell == "mean":
         return place_mask(mask, placement, message.factor)[None]
-    hole = place_hole(mask, placement)
-    return hole if message.cell == "whole" else hole_cells(hole, message.factor, message.cell)
+    return _of_cell(place_hole(mask, placement), message)
+
+
+def _of_cell(hole_HW: Pixels, message: PictureMessage) -> Pixels:
+    assert message.cell != "mean", "a hole has no mean"
+    return hole_HW if message.cell == "whole" else hole_cells(hole_HW, message.factor, message.cell)
 
 
 def _decode(message: PictureMessage) -> Iterator[PixelsMessage]:

@@ -39,7 +39,6 @@ class Job:
     targets: Targets
     tasks: tuple[Task, ...]
     alpha: str  # what becomes of transparency: the recipe's setting
-    origin: str  # of masks: "file" or "alpha"
     compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
     tile: int = 0  # pixels; the VAE encodes larger pictures in tiles of this side; 0: never
     encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit

@@ -14,8 +14,9 @@ from prep.fs.remote.retry import NEVER
 from prep.geometry import Placement, Size
 from prep.parse import KEPT, Unparsed
 
-# What is made of a file: pixels; pixels as other programs see them; a mask of it, or of its transparency.
-Reading = Literal["picture", "stored", "mask", "alpha"]
+# What is made of a file: pixels; pixels as other programs see them; a mask of it, or of its transparency; or a mask is
+# drawn for it, and it is not read.
+Reading = Literal["picture", "stored", "mask", "alpha", "drawn"]
 # What a mask has of a latent cell: its mean; of one that says what is to be painted its first pixel, or all of them;
 # or it stays as large as the picture, to cut it out of that.
 Cell = Literal["mean", "first", "all", "whole"]
@@ -43,7 +44,7 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str, factor: int,
            cell: Cell = "mean", hole: PictureMessage | None = None, stop: threading.Event = NEVER) -> PictureMessage:
         """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`, `Stopped`."""
-        whole = fetched(blob, stop=stop)
+        whole = blob if reading == "drawn" else fetched(blob, stop=stop)
         if whole.fault is not None:
             raise whole.fault
         return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,

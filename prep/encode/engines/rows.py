@@ -126,12 +126,8 @@ def imported_row(job: Job, target: PictureTarget, _decoders: WorkerPool) -> Made
 
 def mask_row(job: Job, target: PictureTarget, decoders: WorkerPool) -> Made:
     """The mask (uint8 [M, h, w] of latent cells) of a target, decoded by a worker; or why there is none."""
-    made = _decoded(job, target, _mask_reading(job), decoders)
+    made = _decoded(job, target, target.mask_from, decoders)
     return {"mask": made} if isinstance(made, np.ndarray) else made
-
-
-def _mask_reading(job: Job) -> Reading:
-    return "alpha" if job.origin == "alpha" else "mask"
 
 
 def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
@@ -157,7 +153,7 @@ def _message(job: Job, target: PictureTarget, reading: Reading, stop: threading.
     """What a worker is asked for. Raises `OSError`, `StoreError`, `Stopped`."""
     family, hole = job.specs.family, target.hole
     ask = partial(PictureMessage.of, placement=target.placement, color=job.alpha, factor=family.factor, stop=stop)
-    cut = None if hole is None else ask(_mask_reading(job), hole.blob, hole.digest, cell="whole")
+    cut = None if hole is None else ask(hole.mask_from, hole.blob, hole.digest, cell="whole")
     cell: Cell = "mean" if family.inpainting is None else family.inpainting.cell
     return ask(reading, target.blob, target.digest, cell=cell, hole=cut)
 

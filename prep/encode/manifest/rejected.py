@@ -74,8 +74,7 @@ def _file_of(resolved: ResolvedRecipe, sample: Sample, key: str) -> str:
     """Names the mask or reference that a finding is about, as the start of its detail; empty for the picture itself."""
     latent, target = resolved.targets.latents.get(key), resolved.targets.masks.get(key)
     if latent is not None and latent.hole is not None:
-        own = resolved.recipe.mask_origin == "alpha"
-        return "" if own else f"under its mask {printable_name(latent.hole.blob.name)}: "
+        return "" if latent.hole.blob == latent.blob else f"under its mask {printable_name(latent.hole.blob.name)}: "
     for view in sample.views:
         for reference in view.references:
             if reference.latent == key != view.latent:

@@ -91,7 +91,8 @@ def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | N
         return recipe, *read_small_prompts(file, "--prompts"), f"{note}, from {shell_name(str(file))}); {leave}"
     prompts = [Prompt(text=sample["prompt"], negative=sample["negative"], line=number,
                       settings=PromptSettings.of_document(sample.get("settings", {})),
-                      references=tuple(reference["name"] for reference in sample.get("references", ())))
+                      references=tuple(reference["name"] for reference in sample.get("references", ())),
+                      mask=next((each["mask"]["name"] for each in sample.get("references", ()) if "mask" in each), ""))
                for number, sample in enumerate(samples, 1)]
     return recipe, None, prompts, f"{note}, whose file is gone); {leave}"
 

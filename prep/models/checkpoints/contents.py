@@ -20,9 +20,8 @@ from prep.models.weights import Scales, read_metadata, read_tensors, scales_in
 CHECKPOINTS = (".safetensors", ".sft")
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 # Configs and tokenizers of published models, in the package: those of runwayml's Stable Diffusion 1.5, and of
-# stabilityai's 2.1, 2.1-base and XL base 1.0; of 1.5 and XL also for inpainting, whose UNets take 9 channels. Their
-# tokenizers have no files of a vocabulary: all have CLIP's, which
-# `pipeline.tokenizer_files` adds.
+# stabilityai's 2.1, 2.1-base and XL base 1.0; of 1.5, 2 and XL also for inpainting, whose UNets take 9 channels. Their
+# tokenizers have no files of a vocabulary: all have CLIP's, which `pipeline.tokenizer_files` adds.
 PUBLISHED = Path(__file__).parents[1] / "published"
 
 
@@ -187,7 +186,8 @@ def _family(shapes: _Shapes) -> str:
 _FIRST = ("input_blocks.0.0.weight", "conv_in.weight", "img_in.weight", "x_embedder.weight")
 # Families that inpaint, by those whose names their tensors have, and what their first layers take.
 _INPAINTING: Mapping[tuple[str, Shape], str] = {
-    ("sd15", (9,)): "sd15_inpaint", ("sdxl", (9,)): "sdxl_inpaint", ("flux", (384,)): "flux_fill"}
+    ("sd15", (9,)): "sd15_inpaint", ("sd21", (9,)): "sd21_inpaint", ("sdxl", (9,)): "sdxl_inpaint",
+    ("flux", (384,)): "flux_fill"}
 
 
 def _first(shapes: _Shapes) -> Shape:

@@ -40,7 +40,8 @@ _RENAMED: Mapping[str, tuple[str, int]] = {
 # How many text encoders a model has, by the start of model_type; others have one.
 _ENCODERS: Mapping[str, int] = {"STABLE_DIFFUSION_XL": 2, "STABLE_DIFFUSION_3": 3, "FLUX_DEV": 2, "FLUX_FILL": 2,
                                 "HUNYUAN": 2, "HI_DREAM": 4}
-_LENGTHS: Mapping[str, str] = {"flux": "text_encoder_2_sequence_length", "flux2": "text_encoder_sequence_length"}
+_LENGTHS: Mapping[str, str] = {"flux": "text_encoder_2_sequence_length", "flux_fill": "text_encoder_2_sequence_length",
+                               "flux2": "text_encoder_sequence_length"}
 _FLUX_TOKENS = 77  # OneTrainer's default for T5
 _SAMPLED: Mapping[str, str] = {"width": "width", "height": "height", "steps": "diffusion_steps",
                                "guidance": "cfg_scale"}
@@ -160,13 +161,13 @@ def _text(config: ToolConfig, training: Training) -> dict[str, Any]:
                                                                          "text_encoder_2_layer_skip"))
     name = _LENGTHS.get(family)
     tokens = number_of(config.any(name)) if name is not None else None
-    if family == "flux" and name not in config.layers[0].table:
+    if family in ("flux", "flux_fill") and name not in config.layers[0].table:
         tokens = _FLUX_TOKENS
     if name is not None and tokens:
         options["max_length"] = int(tokens), name
     if (first or second) and family:
         options["clip_skip"] = first, "text_encoder_layer_skip"
-    if family == "sdxl" and first != second:
+    if family in ("sdxl", "sdxl_inpaint") and first != second:
         training.note("text_encoder_2_layer_skip", second, f"both encoders of SDXL skip alike; [model] clip_skip = "
                       f"{first} is written")
     return fit_text(family, options, config.draft, training)

@@ -92,7 +92,8 @@ def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]], listed: int | N
     for what in ("added", "removed"):
         yield from _named(f"sample prompts {what}", [
             "".join([prompt["prompt"], "" if prompt["negative"] is None else f" --n {prompt['negative']}",
-                     *(f" --ref {each['name']}" for each in prompt.get("references", ()))])
+                     *(f" --ref {each['name']}" for each in prompt.get("references", ())),
+                     *(f" --mask {each['mask']}" for each in prompt.get("references", ()) if "mask" in each)])
             for prompt in prompts[what]], listed)
 
 

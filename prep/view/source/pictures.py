@@ -47,9 +47,10 @@ class SourcePictures:
         state = self._source.state
         item = state.seats[sample].item
         blob = mask_of(state.survey.recipe, item)
-        if blob is None:
-            return None
-        return self._placed("shade" if shade else "cells", sample, view, blob, item.mask or item.picture)
+        what = "shade" if shade else "cells"
+        if blob is None and state.survey.recipe.draws_mask(item.item.source):
+            return self._placed(f"drawn {what}", sample, view, item.item.picture, item.picture)
+        return None if blob is None else self._placed(what, sample, view, blob, item.mask or item.picture)
 
     def painted(self, sample: int, side: int) -> bytes | None:
         """The whole mask, a gray PNG of at most `side` pixels a side; `None` as in `mask`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -15,6 +15,7 @@ from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, refere
 from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs.labels import source_prefixes
+from prep.images.drawn_mask import drawn_hole
 from prep.manifest.samples import Reference, Sample, Text, View
 from prep.manifest.select import Selector
 from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
@@ -22,7 +23,9 @@ from prep.pages.snapshot import name_of
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled
 from prep.view.data import Data
-from prep.view.source.survey import Survey
+from prep.view.source.survey import Survey, mask_of
+
+EVERY = 8  # pixels of a latent cell, whose first one is looked at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +75,7 @@ def state_of(survey: Survey) -> SourceState:
     bucketing = buckets_for(recipe, listed, unmasked=True)
     seats = sorted(placed_items(recipe, items, roles_of(recipe, items)[0], bucketing),
                    key=lambda seat: (seat.id, seat.item.item.name))  # the order of the table
-    coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in seats
-                if seat.item.item.label in survey.coverage}
+    coverage = _coverage(survey, seats)
     samples = [_sample(recipe, seat) for seat in seats]
     crowds, roles = Counter(sample.shape for sample in samples), Counter(seat.role for seat in seats)
     shapes = sorted(crowds)
@@ -104,13 +106,25 @@ def edited(state: SourceState, survey: Survey) -> SourceState | None:
                for number in [number for number, seat in enumerate(seats) if id(seat.item) in again]}
     for number, seat in renewed.items():
         seats[number] = seat
-    coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in renewed.values()
-                if seat.item.item.label in survey.coverage}
+    coverage = _coverage(survey, renewed.values())
     tables = state.tables.renewed(
         {number: _sample(survey.recipe, seat) for number, seat in renewed.items()}, coverage, items,
         [finding for finding in (*survey.findings, *state.placing) if finding.path in items])
     data = replace(state.data, selector=state.data.selector.renewed(tables), describe=tables.describe)
     return replace(state, survey=survey, data=data, seats=seats, tables=tables)
+
+
+def _coverage(survey: Survey, seats: Iterable[PlacedItem]) -> dict[str, float]:
+    """How much of each sample's picture its mask covers, 0 to 1, by id; of a drawn one by the first pixel of each
+    latent cell, which takes a third of a millisecond for a picture of 512x512."""
+    coverage = {}
+    for seat in seats:
+        item = seat.item.item
+        if item.label in survey.coverage:
+            coverage[seat.id] = survey.coverage[item.label]
+        elif mask_of(survey.recipe, seat.item) is None and survey.recipe.draws_mask(item.source):
+            coverage[seat.id] = float(drawn_hole(seat.item.picture, seat.views[0], every=EVERY).mean()) / 255
+    return coverage
 
 
 def _placed_by(item: KnownItem) -> tuple[object, ...]:
@@ -156,6 +170,7 @@ def _notes(survey: Survey) -> list[str]:
 def _facts(recipe: Recipe) -> list[tuple[str, str]]:
     image, family = recipe.image, family_of(recipe.model)
     masks = {"none": "none", "alpha": "the pictures' transparency", "file": "files"}[recipe.mask_origin]
+    masks += ", else drawn by chance" if recipe.draws_masks else ""
     return [("model", f"{recipe.model.path or 'none'} ({'of no known family' if family is None else family.name})"),
             ("resolution", ", ".join(map(str, image.resolutions))), ("buckets", image.buckets),
             ("crop", {"centre": "center"}.get(image.crop, image.crop)), ("mirroring", image.flip), ("masks", masks),

@@ -10,7 +10,8 @@ import numpy as np
 from prep.digest import digest_bytes
 from prep.fs.blob import read_blob
 from prep.geometry import Placement, Size, fits_scaled
-from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header, scale_and_crop
+from prep.images.decode import Pixels, decode_picture, encode_png, quiet_pillow, read_header, scale_and_crop
+from prep.images.drawn_mask import drawn_hole
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask, place_mask
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
@@ -23,7 +24,7 @@ from prep.workers.service import Service, Task
 class PictureRequest:
     """A picture that a worker makes from a file."""
 
-    what: str  # "small", "view", or of a mask "cells", "shade" or "paint", the whole mask
+    what: str  # "small", "view"; of a mask "cells", "shade", both also "drawn …", or "paint", the whole mask
     blob: BlobMessage
     digest: str  # the file's bytes must still match it
     alpha: str = "white"  # color that transparency is flattened onto
@@ -56,13 +57,18 @@ def _made(question: PictureRequest, data: bytes) -> bytes:
         return encode_jpeg(shrink(decode_picture(data, alpha=question.alpha), question.side))
     if question.what == "view":
         return encode_png(scale_and_crop(decode_picture(data, alpha=question.alpha), place))
+    if question.what.startswith("drawn"):
+        return _shown(question, drawn_hole(question.digest, place))
     mask = alpha_of(data) if question.transparency else decode_mask(data)
     if question.what == "paint":
         return encode_png(scaled(np.asarray(mask), shrunk_size(mask.size, question.side)))
     if not fits_scaled(mask.size, place.scaled):
         return b""
-    pixels = place_mask(mask, place, 1)
-    return encode_shade(pixels) if question.what == "shade" else encode_png(pixels)
+    return _shown(question, place_mask(mask, place, 1))
+
+
+def _shown(question: PictureRequest, mask_HW: Pixels) -> bytes:
+    return encode_shade(mask_HW) if question.what.endswith("shade") else encode_png(mask_HW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ PARAMETERS = {"sd15": (859_520_964, 83_653_863, 123_060_480), "sd21": (865_910_7
               "sd21-base": (865_910_724, 83_653_863, 340_387_840),
               "sdxl": (2_567_463_684, 83_653_863, 123_060_480, 694_659_840)}
 FIVE = 5 * 320 * 9  # of the first layer: five channels more, for inpainting
-PARAMETERS |= {f"{name}_inpaint": (PARAMETERS[name][0] + FIVE, *PARAMETERS[name][1:]) for name in ("sd15", "sdxl")}
+PARAMETERS |= {f"{name}_inpaint": (PARAMETERS[name][0] + FIVE, *PARAMETERS[name][1:])
+               for name in ("sd15", "sd21", "sdxl")}
 FIRST, CONTEXT = "input_blocks.0.0.weight", "input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
 
 
@@ -74,7 +75,8 @@ def test_the_package_s_tokenizers_give_clip_s_tokens(name):
 
 @pytest.mark.parametrize(("family", "more", "metadata", "configs", "prediction"), [
     ("sd15", {}, None, "sd15", "epsilon"), ("sdxl", {}, None, "sdxl", "epsilon"),
-    ("sd15_inpaint", {}, None, "sd15_inpaint", "epsilon"), ("sdxl_inpaint", {}, None, "sdxl_inpaint", "epsilon"),
+    ("sd15_inpaint", {}, None, "sd15_inpaint", "epsilon"), ("sd21_inpaint", {}, None, "sd21_inpaint", "epsilon"),
+    ("sdxl_inpaint", {}, None, "sdxl_inpaint", "epsilon"),
     ("sdxl", {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}, None, "sdxl", "v_prediction"),
     ("sdxl", {}, {"modelspec.prediction_type": "v"}, "sdxl", "v_prediction"),
     ("sd21", {}, {"modelspec.prediction_type": "v"}, "sd21", "v_prediction"),

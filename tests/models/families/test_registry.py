@@ -39,7 +39,8 @@ def test_families_that_share_a_pipeline_class_tell_their_models_apart():
 
 def test_only_families_with_clip_alone_compute_text_in_the_dtype_of_the_rows():
     found = {name: family.text_compute for name, family in FAMILIES.items()}
-    assert {found.pop(name) for name in ("sd15", "sd15_inpaint", "sd21", "sdxl", "sdxl_inpaint")} == {None}
+    assert {found.pop(name) for name in (
+        "sd15", "sd15_inpaint", "sd21", "sd21_inpaint", "sdxl", "sdxl_inpaint")} == {None}
     assert set(found.values()) == {"bfloat16"}
 
 

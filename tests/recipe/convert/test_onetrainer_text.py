@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from prep.dataset.texts import text_options_of
 from prep.models.families.registry import FAMILIES
 from prep.recipe.convert.detect import convert
+from prep.recipe.convert.draft import Draft, Layer, ToolConfig
+from prep.recipe.convert.settings.onetrainer_family import family_of
 from prep.recipe.prompts import prompts_of
 
 OF_FAMILIES = {
     "STABLE_DIFFUSION_15": "sd15", "STABLE_DIFFUSION_21": "sd21", "STABLE_DIFFUSION_XL_10_BASE": "sdxl",
     "STABLE_DIFFUSION_35": "sd3", "PIXART_SIGMA": "pixart_sigma", "FLUX_DEV_1": "flux", "FLUX_2": "flux2",
     "SANA": "sana", "HI_DREAM_FULL": "hidream", "CHROMA_1": "chroma", "QWEN": "qwenimage", "Z_IMAGE": "zimage",
-    "KREA_2": "krea2", "ERNIE": "ernie", "ANIMA": "anima"}
+    "KREA_2": "krea2", "ERNIE": "ernie", "ANIMA": "anima",
+    "STABLE_DIFFUSION_15_INPAINTING": "sd15_inpaint", "STABLE_DIFFUSION_20_INPAINTING": "sd21_inpaint",
+    "STABLE_DIFFUSION_XL_10_BASE_INPAINTING": "sdxl_inpaint", "FLUX_FILL_DEV_1": "flux_fill"}
 
 
 def converted(folder, **values):
@@ -34,7 +39,15 @@ def test_a_family_gets_no_setting_of_captions_that_encode_refuses(tmp_path, kind
     said = {one.key: one.said for one in found.training.notes}
     assert family.text.clip or said["text_encoder_layer_skip"] == (
         f"models of family '{family.name}' have no [model] clip_skip; not written")
-    assert (found.recipe.model.max_length == family.text.longest) == (family.name in ("flux", "flux2"))
+    assert (found.recipe.model.max_length == family.text.longest) == (family.name in ("flux", "flux_fill", "flux2"))
+
+
+@pytest.mark.parametrize(("kind", "family"), [*OF_FAMILIES.items(), ("STABLE_DIFFUSION_20_DEPTH", ""),
+                                              ("STABLE_DIFFUSION_20", "sd21"), ("STABLE_DIFFUSION_20_BASE", "sd21")])
+def test_models_are_of_our_families(kind, family):
+    config = ToolConfig(draft=Draft(tool="onetrainer", base=Path(), trains=True),
+                        layers=[Layer(table={"model_type": kind}, where="")])
+    assert family_of(config) == family
 
 
 def test_the_length_of_flux_captions_is_onetrainers_default(tmp_path):

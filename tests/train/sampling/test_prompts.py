@@ -88,7 +88,7 @@ def test_a_bad_line_costs_no_other(opened):
     assert words(found.prompts) == ["a blue square"]
     role = f"prompt file {path} (prompts.file in {made.path})"
     assert found.warnings == (
-        f"{role}, line 1: unknown option, expected --n, --w, --h, --d, --s, --l or --ref; the line is skipped",
+        f"{role}, line 1: unknown option, expected --n, --w, --h, --d, --s, --l, --ref or --mask; the line is skipped",
         f"{role}, line 4: there is no prompt before the options; the line is skipped",
         f"{role}, line 5: --w has an invalid value, expected a whole number from 8 to 8192 in multiples of 8; the line "
         "is skipped")

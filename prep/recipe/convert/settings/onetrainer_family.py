@@ -10,9 +10,12 @@ from prep.recipe.convert.draft import ToolConfig
 T = TypeVar("T")
 # By the start of model_type; the first that fits. Others are no family here.
 _FAMILIES: Mapping[str, str] = {
+    "STABLE_DIFFUSION_15_INPAINTING": "sd15_inpaint", "STABLE_DIFFUSION_20_INPAINTING": "sd21_inpaint",
+    "STABLE_DIFFUSION_XL_10_BASE_INPAINTING": "sdxl_inpaint",
+    "STABLE_DIFFUSION_20_DEPTH": "",  # its UNet is given the depth of a picture
     "STABLE_DIFFUSION_XL": "sdxl", "STABLE_DIFFUSION_3": "sd3", "STABLE_DIFFUSION_15": "sd15",
     "STABLE_DIFFUSION_2": "sd21", "PIXART_ALPHA": "pixart_alpha", "PIXART_SIGMA": "pixart_sigma",
-    "FLUX_DEV": "flux", "FLUX_FILL": "flux", "FLUX_2": "flux2",
+    "FLUX_DEV": "flux", "FLUX_FILL": "flux_fill", "FLUX_2": "flux2",
     "SANA": "sana", "HI_DREAM": "hidream", "CHROMA": "chroma", "QWEN": "qwenimage", "Z_IMAGE": "zimage",
     "KREA_2": "krea2", "ERNIE": "ernie", "ANIMA": "anima"}
 # Multiples of what the sides of its buckets are, in pixels; of other models, of 64.

@@ -31,6 +31,14 @@ def sd15_inpaint() -> Any:
                        feature_extractor=None, requires_safety_checker=False)
 
 
+def sd21_inpaint() -> Any:
+    """Stable Diffusion 2 for inpainting: as "base", which predicts noise."""
+    whole = sd21("epsilon")
+    unet = _untyped.UNet2DConditionModel.from_config({**whole.unet.config, "in_channels": 9})
+    return _inpainting(_untyped.StableDiffusionInpaintPipeline, whole, unet, safety_checker=None,
+                       feature_extractor=None, requires_safety_checker=False)
+
+
 def sdxl_inpaint() -> Any:
     """SDXL for inpainting."""
     whole = sdxl()
