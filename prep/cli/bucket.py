@@ -14,6 +14,7 @@ from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import option_of
 from prep.cli.ticker import progress_unless
+from prep.recipe.options import without_caption_stop
 from prep.runtime import gc_disabled
 from prep.training.table import SETTINGS
 
@@ -58,7 +59,7 @@ def bucket(
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
     quiet_pillow()
-    recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
+    recipe = without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # reports wrong rules before reading all pictures
     progress = progress_unless(quiet)

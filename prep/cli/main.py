@@ -20,6 +20,7 @@ from prep.cli.gc import gc
 from prep.cli.import_latents import import_latents
 from prep.cli.init import init
 from prep.cli.inspect_manifest import inspect
+from prep.cli.jobs import jobs
 from prep.cli.mask import mask
 from prep.cli.models import models
 from prep.cli.pack import pack
@@ -28,6 +29,7 @@ from prep.cli.pull import pull
 from prep.cli.push import push
 from prep.cli.scan import scan
 from prep.cli.seal import seal
+from prep.cli.studio import studio
 from prep.cli.unpack import unpack
 from prep.cli.verify import verify
 from prep.cli.view import view
@@ -37,6 +39,7 @@ app = make_app("Turns pictures, captions and masks into a verified cache and one
                 "Look at pictures": (scan, bucket, view),
                 "Make a cache": (mask, encode, import_latents, seal, prompts),
                 "Look at a cache, and keep it": (inspect, verify, diff, gc, compact, clean, codes),
+                "Work on a project": (studio, jobs),
                 "Share": (export, pack, unpack, push, pull)})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -20,7 +19,6 @@ from prep.recipe.options import BY_NAME, RECIPE_OPTIONS, RecipeOption, choices_o
 from prep.setting import rows_of
 
 if TYPE_CHECKING:
-    from prep.captions.options import CaptionOptions
     from prep.recipe.schema import Recipe
 
 UNDERFILL = get_args(policy.Underfill)
@@ -117,17 +115,6 @@ def seconds_of(text: str, option: str) -> float:
     if not match or (not match[2] and int(match[1])):
         raise UsageError(f"{option} is '{text}', expected 0, or a whole number with s, m, h or d: 30m, 12h, 7d")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
-def without_caption_stop(recipe: Recipe) -> Recipe:
-    """The recipe for a preview: instead of stopping at missing captions, it takes them as empty."""
-    sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
-                    for source in recipe.sources)
-    return replace(recipe, caption=_unstopped(recipe.caption), sources=sources)
-
-
-def _unstopped(caption: CaptionOptions) -> CaptionOptions:
-    return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
 def recipe_from_options(source: Place, **values: Any) -> Recipe:

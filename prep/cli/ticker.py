@@ -1,16 +1,19 @@
 """Shows progress on stderr: a bar on a terminal; elsewhere a line after ten seconds, and one per minute.
 
+The file that LATENTRY_PROGRESS names gets a JSON line every two seconds, of the innermost stage: that is how jobs tell.
 A bar appears after one second of work. A phase (a title without a unit) counts nothing: a terminal shows it with a
 spinner, and a pipe gets one line if it lasts longer than a few seconds. Only the innermost of nested stages is shown.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from prep.cli.console import color_allowed, say
@@ -21,6 +24,8 @@ SLOW = 1.0  # seconds of work after which a bar is shown
 PHASE = 5.0  # seconds after which a phase is named without a terminal
 FIRST = 10.0  # seconds after which a stage with a unit is named without a terminal
 PACE = 60.0  # seconds between lines without a terminal
+NOTED = 2.0  # seconds between lines of the file
+FILE = "LATENTRY_PROGRESS"
 _open: list[Ticker] = []  # the innermost last
 
 
@@ -39,6 +44,8 @@ class Ticker:
         self._closed = threading.Event()
         if shown:
             threading.Thread(target=self._watch, name="progress", daemon=True).start()
+        if path := os.environ.get(FILE):
+            threading.Thread(target=self._note, args=(path,), name="progress file", daemon=True).start()
 
     def __call__(self, count: int = 1) -> None:
         """Counts `count` more units as done."""
@@ -89,6 +96,15 @@ class Ticker:
             if not self.unit:
                 return
             wait = PACE
+
+    def _note(self, path: str) -> None:
+        """Adds lines to the file, as long as this stage is the innermost."""
+        while not self._closed.wait(NOTED):
+            if _open and _open[-1] is self:
+                line = {"time": time.time(), "title": self.title, "unit": self.unit, "done": self._done,
+                        "total": self.total}
+                with suppress(OSError), open(path, "a", encoding="utf-8") as handle:  # noqa: PTH123
+                    handle.write(json.dumps(line) + "\n")
 
     def _amount(self, count: int) -> str:
         return format_bytes(count) if self.unit == "bytes" else counted(count, self.unit.removesuffix("s"), self.unit)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say
+from prep.cli import serving
+from prep.cli.console import say
 from prep.cli.ticker import progress_unless
 from prep.errors import PathError, UsageError
 from prep.formatting import shell_name
 from prep.fs.paths import resolve
 from prep.fs.place import Local, Place, is_directory, is_file, is_here, maybe_place, place_of
 from prep.fs.remote.bucket import Bucket
-from prep.recipe.options import BY_NAME
+from prep.recipe.options import BY_NAME, without_caption_stop
 
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
@@ -71,7 +72,7 @@ def view(
     Nothing is changed, but with --edit what you save; the buttons of a run ask the process that trains it. Reachable
     from this computer only, and only with the token in the printed address.
     """
-    _require_extra()
+    serving.require_extra()
     from prep.images.decode import quiet_pillow
     from prep.view.guard import new_token
 
@@ -93,30 +94,8 @@ def view(
         flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None}
         _refuse({**options, **flags}, "a SOURCE", f"{place} is none")
         app, site, first = _encoded(place, token, maybe_place(manifest), model, maybe_place(since), maybe_place(cache))
-    _serve(app, site, port, f"{token}/{first}", first, open_browser=open_browser, as_json=as_json)
-
-
-def _serve(app: Guard, site: Site, port: int, path: str, first: str, *, open_browser: bool, as_json: bool) -> None:
-    """Answers until Ctrl-C."""
-    from threading import Thread
-
-    from prep.view.serve import HOST, Server, listen
-
     try:
-        here = listen(port)
-        server = f"http://{HOST}:{here.getsockname()[1]}"
-
-        def ready() -> None:
-            url = f"{server}/{path}"
-            if as_json:
-                put_json({"format": "latentry/view", "version": 1, "url": url}, indent=None)
-            else:
-                put(url)
-            say("Ctrl-C ends it")
-            if open_browser:
-                Thread(target=_open, args=(f"{server}{app.ticket(first)}",), daemon=True).start()
-
-        Server(app, ready).run_until_stopped(here)
+        serving.serve(app, port, f"{token}/{first}", first, "latentry/view", open_browser=open_browser, as_json=as_json)
     finally:
         site.pictures.close()
 
@@ -175,13 +154,14 @@ def _sources_of(manifest: Path, values: opt.Given, cache: Place | None) -> _Sour
 
 def _source(options: _SourceOptions, token: str) -> tuple[Guard, Site]:
     from prep.view.app import build_source_app
+    from prep.view.guard import Guard
     from prep.view.source.state import SourceSet
     from prep.view.source.survey import survey_source
 
     if not options.edit:
         _refuse({"--sidecars": options.sidecars or None, "--cache": options.cache}, "--edit", "it is not given")
     recipe, folder = _recipe(options)
-    survey = survey_source(opt.without_caption_stop(recipe), jobs=options.jobs, scan=options.scan,
+    survey = survey_source(without_caption_stop(recipe), jobs=options.jobs, scan=options.scan,
                            progress=progress_unless(options.quiet))
     if not survey.items:
         raise PathError(f"{options.what} has no picture that can be used, and is no training run",
@@ -191,7 +171,8 @@ def _source(options: _SourceOptions, token: str) -> tuple[Guard, Site]:
     edits = _edits(options, recipe, folder, source) if options.edit else None
     for line in () if options.quiet else (*source.notices, *source.data().notes):
         say(line)
-    return build_source_app(source, token, edits)
+    app, site = build_source_app(source, f"/{token}", edits)
+    return Guard(app, token, site.edit_token), site
 
 
 def _recipe(options: _SourceOptions) -> tuple[Recipe, Path | None]:
@@ -246,12 +227,13 @@ def _encoded(what: Place, token: str, manifest: Place | None, model: str | None,
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
     from prep.view.app import build_app
+    from prep.view.guard import Guard
 
     place, run = _found(what, manifest)
     opened = open_manifest(read_manifest(place, cache=cache))
     earlier = None if since is None else open_manifest(read_manifest(since))
-    app, site = build_app(opened, token, run, None if model is None else _model(model, opened), earlier)
-    return app, site, "" if run is None else "run"
+    app, site = build_app(opened, f"/{token}", run, None if model is None else _model(model, opened), earlier)
+    return Guard(app, token, site.edit_token), site, "" if run is None else "run"
 
 
 def _refuse(options: Mapping[str, Any], use: str, why: str) -> None:
@@ -283,19 +265,3 @@ def _found(what: Place, manifest: Place | None) -> tuple[Place, Path | None]:
     if manifest is None:
         check_manifest(Local(what), named)
     return manifest or named, what
-
-
-def _require_extra() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"prep view needs the package {' and '.join(missing)}, which is not installed",
-                         hint="pip install 'latentry[view]'")
-
-
-def _open(url: str) -> None:
-    import webbrowser
-
-    if not webbrowser.open(url):
-        say("no browser was found here: open the address yourself")

@@ -21,6 +21,7 @@ from prep.formatting import printable
 STATIC = {"page.css": "text/css; charset=utf-8", "view.css": "text/css; charset=utf-8",
           "page.js": "text/javascript; charset=utf-8", "view.js": "text/javascript; charset=utf-8",
           "edit.js": "text/javascript; charset=utf-8", "run.js": "text/javascript; charset=utf-8",
+          "studio.js": "text/javascript; charset=utf-8",
           "icon.svg": "image/svg+xml",
           "missing.svg": "image/svg+xml", "undecodable.svg": "image/svg+xml"}
 _UNBROKEN = 16  # characters that stay in one line

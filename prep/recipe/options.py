@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prep.captions.options import CaptionOptions
 from prep.errors import UsageError
 from prep.fs.place import Place, place_of
 from prep.recipe.checks import path_check
-from prep.recipe.schema import setting_of
+from prep.recipe.schema import Recipe, setting_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,3 +171,14 @@ def choices_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(option: RecipeOption, value: Any) -> Any:
     return value if option.parse is None else option.parse(value)
+
+
+def without_caption_stop(recipe: Recipe) -> Recipe:
+    """The recipe for a preview: instead of stopping at missing captions, it takes them as empty."""
+    sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
+                    for source in recipe.sources)
+    return replace(recipe, caption=_unstopped(recipe.caption), sources=sources)
+
+
+def _unstopped(caption: CaptionOptions) -> CaptionOptions:
+    return replace(caption, missing="empty") if caption.missing == "stop" else caption

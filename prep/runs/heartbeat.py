@@ -63,7 +63,7 @@ class Heartbeat:
         if self.ended is not None:
             return "failed"
         if self.boot and self.boot == boot_id() and self.host == platform.node():
-            return "running" if _is_running(self.pid, self.start) else "gone"
+            return "running" if is_running(self.pid, self.start) else "gone"
         return "running" if self.age < FRESH else "silent"
 
     @property
@@ -121,7 +121,8 @@ def boot_id() -> str:
     return "" if sys.platform == "win32" else platform.node()
 
 
-def _is_running(pid: int, start: str) -> bool:
+def is_running(pid: int, start: str) -> bool:
+    """Whether the process of this number that began then still runs on this computer."""
     if sys.platform == "win32":  # where signal 0 is Ctrl-C; `boot_id` is "" there
         return True
     try:

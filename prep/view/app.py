@@ -44,7 +44,7 @@ from prep.view.diff import Diff
 from prep.view.edit.editor import Editor, Edits
 from prep.view.edit.refused import Refused
 from prep.view.edit.routes import edit_routes
-from prep.view.guard import Guard, new_token
+from prep.view.guard import App, new_token
 from prep.view.memory import Memory
 from prep.view.pages import error_page
 from prep.view.pictures import Pictures
@@ -58,41 +58,44 @@ if TYPE_CHECKING:
     from prep.view.model import ViewedModel  # which imports torch
 
 
-def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model: ViewedModel | None = None,
-              before: OpenedManifest | None = None) -> tuple[Guard, Site]:
-    """The application behind its guard; `run` is the directory of a run that was trained on the manifest, `before` is
-    another manifest to compare with.
+def build_app(opened: OpenedManifest, base: str, run: Path | None = None, model: ViewedModel | None = None,
+              before: OpenedManifest | None = None, edit_token: str = "",
+              home: str = "") -> tuple[App, Site]:
+    """The application, to be put behind a `Guard`, whose addresses begin with `base`; `run` is the directory of a run
+    that was trained on the manifest, `before` is another manifest to compare with. `edit_token`: that of the guard
+    (default: a new one); `home`: the address of the project's page, if these pages are part of one.
 
     Raises `CacheError` if a table of the manifest, or a file of the run, is missing or damaged.
     """
-    base = f"/{token}"
-    site = _site(opened, base, run, model, root=base if before is not None else "")
+    site = replace(_site(opened, base, run, model, root=base if before is not None else ""), home=home)
     routes: list[BaseRoute] = routes_of(site)
     if (files := site.run) is not None:
-        site = replace(site, edit_token=new_token())
+        site = replace(site, edit_token=edit_token or new_token())
         routes = [Route("/ask/{kind}", asking(files), methods=["POST"]), *routes_of(site)]
     if before is not None:
         old = _site(before, f"{base}/before", None, None, root=base)
         diff = Diff(old, site, changes(*sides_of(before, opened)), names_of(before.manifest, opened.manifest))
         routes = [Route("/diff", changes_of(diff), methods=["GET"]), Mount("/before", routes=routes_of(old)), *routes]
-    return _guarded(site, routes, token), site
+    return _app(site, routes), site
 
 
-def build_source_app(source: SourceSet, token: str, edits: Edits | None = None) -> tuple[Guard, Site]:
-    """The application about pictures that are not encoded; with `edits`, they are edited. Raises `PathError`."""
+def build_source_app(source: SourceSet, base: str, edits: Edits | None = None,
+                     home: str = "") -> tuple[App, Site]:
+    """The application about pictures that are not encoded, as `build_app`; with `edits`, they are edited. Raises
+    `PathError`."""
     pictures = SourcePictures(source, Memory())
-    site = Site(base=f"/{token}", state=source.data, pictures=pictures)
+    site = Site(base=base, home=home, state=source.data, pictures=pictures)
     if edits is not None:
         site = replace(site, edit_token=new_token(), editor=Editor(source, edits, pictures.mask_file))
-        return _guarded(site, [*routes_of(site), *edit_routes(site, pictures)], token), site
-    return _guarded(site, routes_of(site), token), site
+        return _app(site, [*routes_of(site), *edit_routes(site, pictures)]), site
+    return _app(site, routes_of(site)), site
 
 
-def _guarded(site: Site, routes: list[BaseRoute], token: str) -> Guard:
+def _app(site: Site, routes: list[BaseRoute]) -> App:
     app = Starlette(routes=routes, exception_handlers={
         HTTPException: _error(site), Unparsed: _error(site), Problem: _error(site), Refused: _error(site)})
     app.router.redirect_slashes = False
-    return Guard(app, token, site.edit_token)
+    return app
 
 
 def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedModel | None, *, root: str) -> Site:

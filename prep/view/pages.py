@@ -107,10 +107,10 @@ def _pictured(site: Site, paths: Sequence[str]) -> dict[str, int]:
     return {path: number for path, number in pictured.items() if number is not None}
 
 
-def error_page(base: str, status: int, what: str, hint: str = "") -> str:
-    """A page that says what is wrong."""
-    return render("error.html", base=base, name="Latentry", kind="", status=status, what=what, hint=hint, codes={},
-                  has_run=False, root="", edits=False, encoded=False)
+def error_page(base: str, status: int, what: str, hint: str = "", *, first: str = "All samples") -> str:
+    """A page that says what is wrong, with a link to the `first` page."""
+    return render("error.html", base=base, first=first, home="", name="Latentry", kind="", status=status, what=what,
+                  hint=hint, codes={}, has_run=False, root="", edits=False, encoded=False)
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:

@@ -33,6 +33,7 @@ class Site:
     """The data, pictures, run and model that pages show."""
 
     base: str  # of addresses: "/" and the token
+    home: str = ""  # the address of the project that these pages are part of
     state: Callable[[], Data]  # what is shown now
     pictures: Shows
     rows: Pictures | None = None  # of the cache; None: nothing is encoded
@@ -57,7 +58,7 @@ class Site:
         data = self.data
         return render(template, **{
             "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
-            "has_run": self.run is not None, "root": self.root, "edits": self.editor is not None,
+            "has_run": self.run is not None, "home": self.home, "root": self.root, "edits": self.editor is not None,
             "encoded": self.rows is not None, **values})
 
     def hardness(self) -> Hardness | None:

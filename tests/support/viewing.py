@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +17,13 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from prep.cli.options import without_caption_stop
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.progress import silent
 from prep.recipe.load import load_recipe
+from prep.recipe.options import without_caption_stop
+from prep.studio.app import Studio
+from prep.studio.forms import Form
 from prep.view.app import build_app, build_source_app
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import Edits
@@ -29,7 +31,6 @@ from prep.view.edit.places import EditPlaces
 from prep.view.guard import Guard, new_token
 from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen
-from prep.view.site import Site
 from prep.view.source.state import SourceSet
 from prep.view.source.survey import survey_source
 
@@ -52,6 +53,7 @@ class Viewing:
     """A running server."""
 
     url: str  # with the token
+    edit_token: str = ""
     process: subprocess.Popen[str] | None = None  # None: a thread of this process
 
     @property
@@ -101,6 +103,11 @@ class Viewing:
         """Undoes the last save."""
         return self.ask("POST", f"{self.base}/undo/{number}/{kind}", body=b"", **{**self.form(number, kind), **headers})
 
+    def post(self, path: str, body: bytes = b"", **headers: str) -> Answer:
+        """POST below the token, as one of the pages does."""
+        given = {"origin": f"http://127.0.0.1:{self.port}", "x_latentry_edit": self.edit_token, **headers}
+        return self.ask("POST", self.base + path, body=body, **given)
+
     def interrupt(self) -> tuple[int, str, str]:
         """Ctrl-C: the exit code, and what else it has printed."""
         assert self.process is not None
@@ -110,16 +117,16 @@ class Viewing:
 
 
 @contextmanager
-def viewing(*words: object) -> Iterator[Viewing]:
-    """The server of `prep view` with these words, once it answers."""
-    command = [sys.executable, "-m", "prep", "view", *map(str, words), "--json"]
+def viewing(*words: object, command: str = "view") -> Iterator[Viewing]:
+    """The server of `prep view`, or of another command, with these words, once it answers."""
+    line = [sys.executable, "-m", "prep", command, *map(str, words), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.endswith("}\n"), process.communicate()[1]
-        yield Viewing(url=json.loads(line)["url"], process=process)
+        told = process.stdout.readline()
+        assert told.endswith("}\n"), process.communicate()[1]
+        yield Viewing(url=json.loads(told)["url"], process=process)
     finally:
         if process.poll() is None:
             process.kill()
@@ -132,9 +139,9 @@ def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = N
     """The same pages from a thread of this process, which has its libraries already."""
     opened = open_manifest(read_manifest(manifest))
     viewed = None if model is None else ViewedModel(model, opened.manifest)
-    app, site = build_app(opened, token := new_token(), run, viewed,
+    app, site = build_app(opened, f"/{(token := new_token())}", run, viewed,
                           None if before is None else open_manifest(read_manifest(before)))
-    with _served(app, site, token) as running:
+    with _served(Guard(app, token, site.edit_token), site.pictures.close, token) as running:
         yield running
 
 
@@ -151,13 +158,21 @@ def viewing_source(source: Path, edits: Path | None = None, *, sidecars: bool = 
     if edits is not None or sidecars:
         cost = None if cache is None else partial(cost_of, recipe, cache, jobs=1)
         edited = Edits(places=EditPlaces(recipe=recipe, folder=edits), command="prep encode", cost=cost)
-    app, site = build_source_app(SourceSet(survey), token := new_token(), edited)
-    with _served(app, site, token) as running:
+    app, site = build_source_app(SourceSet(survey), f"/{(token := new_token())}", edited)
+    with _served(Guard(app, token, site.edit_token), site.pictures.close, token) as running:
         yield running
 
 
 @contextmanager
-def _served(app: Guard, site: Site, token: str) -> Iterator[Viewing]:
+def studio_here(project: Path, forms: Sequence[Form] = ()) -> Iterator[Viewing]:
+    """The pages of `prep studio` from a thread of this process."""
+    pages = Studio(project, forms, token := new_token())
+    with _served(pages.app, pages.close, token) as running:
+        yield replace(running, edit_token=pages.edit_token)
+
+
+@contextmanager
+def _served(app: Guard, close: Callable[[], object], token: str) -> Iterator[Viewing]:
     here, ready = listen(0), threading.Event()
     port, server = here.getsockname()[1], Server(app, ready.set)
     thread = threading.Thread(target=server.run_until_stopped, args=(here,))
@@ -168,4 +183,4 @@ def _served(app: Guard, site: Site, token: str) -> Iterator[Viewing]:
     finally:
         server.should_exit = True
         thread.join(60)
-        site.pictures.close()
+        close()

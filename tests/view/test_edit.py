@@ -20,7 +20,6 @@ from pictures import draw, draw_mask
 from PIL import Image
 from viewing import viewing, viewing_source
 
-from prep.cli.options import without_caption_stop
 from prep.cli.view import _recipe, _sources_of
 from prep.dataset.ingest import ingest
 from prep.digest import canonical, with_checksum
@@ -33,7 +32,7 @@ from prep.fs.untrusted import NotRegularFile
 from prep.manifest.select import SORTS, Query
 from prep.progress import silent
 from prep.recipe.load import load_recipe
-from prep.recipe.options import given_by
+from prep.recipe.options import given_by, without_caption_stop
 from prep.recipe.write import render_recipe
 from prep.view.data import Data
 from prep.view.edit.cost import cost_of

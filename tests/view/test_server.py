@@ -310,5 +310,5 @@ def test_without_the_extra(prep, small, monkeypatch, missing, named):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else object())
     result = prep("view", small.manifest.path)
     assert result.code == 2 and result.out == ""
-    assert result.err == (f"error: prep view needs the package {named}, which is not installed\n"
+    assert result.err == (f"error: live pages need the package {named}, which is not installed\n"
                           "hint: pip install 'latentry[view]'\n")

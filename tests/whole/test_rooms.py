@@ -29,10 +29,11 @@ FLOORS = (
     {"fs", "images", "captions", "buckets", "batching", "models", "demo"},
     {"cache", "sources", "runs", "training"},
     {"manifest", "recipe"},
-    {"dataset", "maintenance", "export", "loader", "doctor"},
+    {"dataset", "maintenance", "export", "loader", "doctor", "jobs"},
     {"scan", "masks", "encode", "pages"},
     {"report", "api", "imports"},
     {"view"},
+    {"studio"},
     {"cli"},
 )
 
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": ("workers",), "demo": (),
     "workers": (),
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
-    "runs": ("fs", "images"), "training": ("batching", "models"),
+    "runs": ("fs", "images"), "jobs": ("fs", "runs"), "training": ("batching", "models"),
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers", "training"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
@@ -60,6 +61,7 @@ MAY_IMPORT = {
     "imports": ("fs", "buckets", "models", "workers", "cache", "recipe", "dataset", "export", "encode"),
     "view": ("fs", "images", "captions", "buckets", "batching", "models", "workers", "cache", "sources", "runs",
              "manifest", "recipe", "dataset", "scan", "masks", "encode", "pages"),
+    "studio": ("fs", "models", "sources", "runs", "manifest", "recipe", "jobs", "pages", "view"),
     "cli": ANY,
 }
 
@@ -109,7 +111,8 @@ LIBRARIES = {
     "yaml": {"prep.recipe.convert.detect"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "ray": {"prep.workers.ray"}, "datasets": {"prep.api"}, "playwright": set(),
-    "starlette": {"prep.view.app", "prep.view.routes", "prep.view.edit.routes"}, "uvicorn": {"prep.view.serve"},
+    "starlette": {"prep.view.app", "prep.view.routes", "prep.view.edit.routes", "prep.studio.app", "prep.studio.looks"},
+    "uvicorn": {"prep.view.serve"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "prep.view.model", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.pages.layout", "prep.models.text.chat"},

@@ -1,4 +1,4 @@
-// Keeps the page of a run up to date, and sends what its buttons ask. Without this script the page is as it was loaded.
+// Keeps the page of a run, or of jobs, up to date, and sends what its buttons ask. Without this script the page is as it was loaded.
 // Loaded before view.js, which adds sliders: what is compared is what the server sent.
 "use strict";
 document.documentElement.classList.add("scripted");
@@ -54,7 +54,7 @@ function take(text) {
 
 async function look() {
   try {
-    const answer = await fetch(location.pathname, {headers: {"if-none-match": tag}});
+    const answer = await fetch(location.href, {headers: {"if-none-match": tag}});
     if (answer.status === 200) {
       take(await answer.text());
       tag = answer.headers.get("etag");
@@ -62,7 +62,7 @@ async function look() {
     document.body.classList.remove("lost");
   } catch {
     document.body.classList.add("lost");
-    said.textContent = "No answer: is prep view still running? This is how the run was.";
+    said.textContent = "No answer: does the program still run? This is how it was.";
     return;
   }
   if (said.textContent.startsWith("No answer")) said.textContent = "";
@@ -76,8 +76,10 @@ document.addEventListener("click", async event => {
     const answer = await fetch(button.dataset.ask, {method: "POST", body: "",
                                                     headers: {"x-latentry-edit": said.dataset.token}});
     said.textContent = await answer.text();
+    const next = answer.headers.get("x-latentry-next");
+    if (next) return location.assign(next);
   } catch {
-    said.textContent = "No answer: is prep view still running? Nothing was asked.";
+    said.textContent = "No answer: does the program still run? Nothing was asked.";
   }
   button.disabled = false;
   look();
@@ -87,7 +89,7 @@ let seen = performance.now();
 setInterval(() => {
   age();
   const every = 1000 * Number(document.getElementById("state").dataset.every);
-  if (document.hidden || performance.now() - seen < every) return;
+  if (!every || document.hidden || performance.now() - seen < every) return;
   seen = performance.now();
   look();
 }, 1000);

@@ -1,0 +1,201 @@
+"""A job of a project: a command of ours that waits, runs or has ended, as its directory tells.
+
+    PROJECT/jobs/000012/job.json       {"format": "latentry/job", "version": 1, "words": ["train", "run", …],
+                                        "added": 1764078000.1}: written once
+    PROJECT/jobs/000012/started.json   {"pid": …, "start": …, "boot": …, "host": …, "time": …} of its keeper, which
+                                        touches it every few seconds
+    PROJECT/jobs/000012/log.txt        what it prints
+    PROJECT/jobs/000012/progress.jsonl what it does and how far it is, a line every few seconds
+    PROJECT/jobs/000012/stop.request   "soon" or "now"
+    PROJECT/jobs/000012/ended.json     {"code": …, "stopped": …, "time": …}
+
+Each file is whole or absent, so what is said of a job after a crash is what happened. Words are arguments of `prep` or
+`train`: no shell ever reads them, and no other program is started.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from prep.errors import EXIT_FINDINGS, PathError, UsageError
+from prep.formatting import brief_duration, printable, shell_name
+from prep.fs.untrusted import entries, read_regular
+from prep.parse import Unparsed, expect, list_of, within
+from prep.runs.heartbeat import boot_id, is_running
+
+FORMAT, VERSION = "latentry/job", 1
+FOLDER = "jobs"
+PROGRAMS = {"prep": "prep.cli.main", "train": "train.cli.main"}  # and the modules with their `main`
+MOST = 1 << 20  # bytes of a document
+MOST_WORDS, LONGEST = 1000, 1 << 14  # of a command; characters of a word
+FRESH = 60.0  # seconds after which a keeper that cannot be asked, and was not heard of, is gone
+DIGITS = 6
+
+State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
+Stop = Literal["soon", "now"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job, as its directory was a moment ago."""
+
+    folder: Path
+    words: tuple[str, ...]
+    added: float  # seconds since 1970, like all times here
+    started: float | None = None
+    ended: float | None = None
+    code: int | None = None  # of its exit
+    state: State = "waiting"
+    stopping: Stop | None = None  # what it is asked
+    doing: str = ""  # while it runs: the stage that it is at
+    done: int = 0  # of that stage
+    total: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its number, as text: the name of its directory."""
+        return self.folder.name
+
+    @property
+    def command(self) -> str:
+        """The command, as it is typed in the project's directory."""
+        return " ".join(shell_name(word) for word in self.words)
+
+    @property
+    def device(self) -> str:
+        """The device that its command names; "": none in particular."""
+        for flag, value in zip(self.words, (*self.words[1:], ""), strict=True):
+            if flag == "--device":
+                return value
+            if flag.startswith("--device="):
+                return flag.partition("=")[2]
+        return ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it neither waits nor runs."""
+        return self.state not in ("waiting", "running")
+
+    @property
+    def says(self) -> str:
+        """Its state in words, with how long it took and what it does."""
+        if self.state == "running" and self.started is not None:
+            share = f" {100 * self.done // self.total} %" if self.total else ""
+            return ", ".join(filter(None, ("stopping" if self.stopping else "running",
+                                           brief_duration(time.time() - self.started), self.doing + share)))
+        if self.is_over and self.started is not None and self.ended is not None:
+            code = f" with {self.code}" if self.state == "failed" else " with findings" if self.code == 1 else ""
+            return f"{self.state}{code} after {brief_duration(self.ended - self.started)}"
+        return self.state
+
+    def as_json(self) -> dict[str, Any]:
+        """The job in documents of commands and of the pages."""
+        return {"name": self.name, "words": list(self.words), "command": self.command, "state": self.state,
+                "says": self.says, "added": self.added, "started": self.started, "ended": self.ended, "code": self.code,
+                "stopping": self.stopping, "doing": self.doing, "done": self.done, "total": self.total}
+
+
+def checked_words(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command. Raises `UsageError` for those of another program, or too many."""
+    if not words or words[0] not in PROGRAMS or len(words) < 2:
+        raise UsageError(f"the command is {printable(' '.join(words)[:100]) or 'empty'}, expected one of prep or train",
+                         hint="such as: train run manifest.json -o run")
+    if len(words) > MOST_WORDS or any(len(word) > LONGEST or "\0" in word for word in words):
+        raise UsageError(f"the command has {len(words)} words, expected at most {MOST_WORDS} of {LONGEST} characters",
+                         hint="put its settings into a file")
+    return tuple(words)
+
+
+def read_job(folder: Path) -> Job | None:
+    """The job of a directory; `None` if there is none, or none that can be read."""
+    try:
+        body = _document(folder / "job.json")
+        if body.get("format") != FORMAT or body.get("version") != VERSION:
+            return None
+        words = checked_words(list_of(body.get("words"), lambda word, where: expect(word, str, where), "words"))
+        added = _time(body.get("added"), "added")
+    except (OSError, ValueError, RecursionError, Unparsed, UsageError):
+        return None
+    started, ended = _facts(folder / "started.json"), _facts(folder / "ended.json")
+    state = _state(started, ended, folder)
+    doing, done, total = _progress(folder) if state == "running" else ("", 0, None)
+    return Job(folder=folder, words=words, added=added, started=started.get("time"), ended=ended.get("time"),
+               code=ended.get("code"), state=state, stopping=asked(folder) if state == "running" else None,
+               doing=doing, done=done, total=total)
+
+
+def read_jobs(project: Path) -> list[Job]:
+    """The jobs of a project, by number. Raises `PathError` if it is no directory."""
+    if not project.is_dir():
+        raise PathError(f"there is no directory {project}", hint="name the directory of a project")
+    with suppress(FileNotFoundError):
+        found = (read_job(Path(entry.path)) for entry in entries(project / FOLDER)
+                 if entry.name.isdecimal() and len(entry.name) >= DIGITS)
+        return sorted((job for job in found if job is not None), key=lambda job: int(job.name))
+    return []
+
+
+def asked(folder: Path) -> Stop | None:
+    """How a job is asked to stop."""
+    with suppress(OSError, ValueError):
+        word = read_regular(folder / "stop.request", 16).decode("ascii").strip()
+        return "now" if word == "now" else "soon" if word == "soon" else None
+    return None
+
+
+def _state(started: dict[str, Any], ended: dict[str, Any], folder: Path) -> State:
+    if ended:
+        if ended.get("stopped"):
+            return "stopped"
+        return "done" if ended.get("code") in (0, EXIT_FINDINGS) else "failed"
+    if not started:
+        return "waiting"
+    here = boot_id()
+    if here and started.get("boot") == here and started.get("host") == platform.node():
+        return "running" if is_running(started.get("pid", 0), started.get("start", "")) else "lost"
+    with suppress(OSError):
+        return "running" if time.time() - (folder / "started.json").stat().st_mtime < FRESH else "lost"
+    return "lost"
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What a document says, as far as it is of the right kind."""
+    kinds = {"pid": int, "start": str, "boot": str, "host": str, "code": int, "stopped": bool}
+    try:
+        body = _document(path)
+        time_of = _time(body.get("time"), "time")
+    except (OSError, ValueError, RecursionError, Unparsed):
+        return {}
+    return {"time": time_of, **{name: value for name, value in body.items()
+                                if name in kinds and type(value) is kinds[name]}}
+
+
+def _progress(folder: Path) -> tuple[str, int, int | None]:
+    """The last line of progress.jsonl that is whole: the stage, what is done, and of how much."""
+    with suppress(OSError, ValueError, RecursionError, Unparsed, IndexError):
+        with (folder / "progress.jsonl").open("rb") as handle:
+            handle.seek(max(0, handle.seek(0, 2) - (1 << 13)))
+            line = handle.read().split(b"\n")[-2]
+        body = expect(json.loads(line), dict, "a line")
+        total = body.get("total")
+        return (expect(body.get("title"), str, "title")[:200], expect(body.get("done"), int, "done"),
+                None if total is None else expect(total, int, "total"))
+    return "", 0, None
+
+
+def _document(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = expect(json.loads(read_regular(path, MOST)), dict, "the document")
+    return body
+
+
+def _time(value: Any, where: str) -> float:
+    seconds: float = expect(value, float, where)
+    within(seconds, 0, 1 << 40, where)
+    return seconds

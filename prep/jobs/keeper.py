@@ -1,0 +1,91 @@
+"""The process that keeps a job: starts its command, notes how it ended, and stops it when asked.
+
+It is a daemon in a session of its own, so neither the end of whoever started it nor a Ctrl-C there ends the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from prep.fs import atomic
+from prep.jobs.job import PROGRAMS, Job, asked, read_job
+from prep.runs.heartbeat import boot_id, own_start
+from prep.runtime import main_of, python
+
+PAUSE = 0.3  # seconds between looks for a request to stop
+TOUCH = 5.0  # seconds between signs of life
+GRACE = 60.0  # seconds that a command has to end once the computer's shutdown has stopped its keeper
+PROGRESS = "LATENTRY_PROGRESS"  # the variable that names the file for `prep.cli.ticker`
+NEW_GROUP = 0x00000200  # CREATE_NEW_PROCESS_GROUP of Windows
+_told: list[int] = []  # signals that the keeper got
+
+
+def main() -> None:
+    """Keeps the job whose directory is the last word of the command line, unless another keeper has it."""
+    if hasattr(os, "fork") and os.fork():
+        os._exit(0)  # so that whoever started it need not wait for its end
+    folder = Path(sys.argv[-1])
+    job = read_job(folder)
+    if job is None or not claim(folder):
+        sys.exit(1)
+    with suppress(ValueError, OSError):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _note)
+    code, stopped = _kept(job)
+    body = {"code": code, "stopped": stopped, "time": time.time()}
+    atomic.write_atomic(folder / "ended.json", json.dumps(body).encode() + b"\n")
+
+
+def claim(folder: Path) -> bool:
+    """Notes that this process keeps the job; False if another does."""
+    body = {"pid": os.getpid(), "start": own_start(), "boot": boot_id(), "host": platform.node(), "time": time.time()}
+    return atomic.create_exclusive(folder / "started.json", json.dumps(body).encode() + b"\n")
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    _told.append(number)
+
+
+def _kept(job: Job) -> tuple[int, bool]:
+    """Runs the command to its end: its exit code, and whether it was stopped."""
+    command = python(*main_of(PROGRAMS[job.words[0]]), *job.words[1:])
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", PROGRESS: str(job.folder / "progress.jsonl")}
+    apart = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
+    with (job.folder / "log.txt").open("ab") as log:
+        child = subprocess.Popen(command, cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
+                                 stdout=log, stderr=subprocess.STDOUT, **apart)  # type: ignore[call-overload]
+        stopped, touched, told_at = "", time.monotonic(), 0.0
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(PAUSE)
+                return (code if code >= 0 else 128 - code), stopped != "" and code != 0
+            wanted = asked(job.folder) or ("soon" if _told else "")
+            if _told and told_at and time.monotonic() - told_at > GRACE:
+                wanted = "now"
+            if wanted and wanted != stopped:
+                stopped, told_at = wanted, told_at or time.monotonic()
+                _end(child, now=wanted == "now")
+            if time.monotonic() - touched > TOUCH:
+                touched = time.monotonic()
+                with suppress(OSError):
+                    os.utime(job.folder / "started.json")
+
+
+def _end(child: subprocess.Popen[bytes], *, now: bool) -> None:
+    """Asks a command to end after what it is at; `now`: ends it, and all processes that it started."""
+    with suppress(OSError):
+        if sys.platform == "win32":
+            child.kill() if now else child.send_signal(signal.CTRL_BREAK_EVENT)
+        elif now:
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.send_signal(signal.SIGTERM)

@@ -1,0 +1,96 @@
+"""The pages of `prep view` for what a project has, each opened when it is first looked at."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse
+
+from prep.errors import PathError, Problem
+from prep.fs.place import Local
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_manifest
+from prep.progress import silent
+from prep.recipe.load import load_recipe
+from prep.recipe.options import without_caption_stop
+from prep.runs.document import check_manifest, manifest_of
+from prep.studio.project import read_project
+from prep.view.app import build_app, build_source_app
+from prep.view.guard import App, Receive, Scope, Send
+from prep.view.pages import error_page
+from prep.view.site import Site
+from prep.view.source.state import SourceSet
+from prep.view.source.survey import survey_source
+
+KINDS = {"pictures": "pictures", "recipes": "pictures", "manifests": "samples", "runs": "run"}  # and what they show
+OPEN = 4  # sites at a time
+JOBS = 2  # threads that read a source
+
+
+class Looks:
+    """An application that shows a manifest, a run or a source by its name in the project."""
+
+    def __init__(self, project: Path, base: str, edit_token: str) -> None:
+        self._project, self._base, self._edit_token = project, base, edit_token
+        self._lock = threading.Lock()
+        self._sites: OrderedDict[tuple[str, str], tuple[object, App, Site]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request below /look/KIND/NAME."""
+        kind, name = scope["path_params"]["kind"], scope["path_params"]["name"]
+        try:
+            app: App = await run_in_threadpool(self._app, kind, name)
+        except Problem as error:
+            app = HTMLResponse(error_page(self._base, 409, error.message, error.hint, first="The project"), 409)
+        await app(scope, receive, send)
+
+    def close(self) -> None:
+        """Closes what is open."""
+        with self._lock:
+            while self._sites:
+                self._sites.popitem()[1][2].pictures.close()
+
+    def _app(self, kind: str, name: str) -> App:
+        """The pages of one place, as it is now. Raises `Problem`."""
+        if kind not in KINDS or name not in read_project(self._project).names(kind):
+            raise PathError(f"the project has no {name[:100]} among its {kind[:20]}", hint="begin with the project")
+        with self._lock:
+            now = _stamp(self._project / name)
+            known = self._sites.get((kind, name))
+            if known is None or known[0] != now:
+                if known is not None:
+                    known[2].pictures.close()
+                app, site = self._opened(kind, name)
+                self._sites[kind, name] = known = (now, app, site)
+            self._sites.move_to_end((kind, name))
+            if len(self._sites) > OPEN:
+                self._sites.popitem(last=False)[1][2].pictures.close()
+            return known[1]
+
+    def _opened(self, kind: str, name: str) -> tuple[App, Site]:
+        base, place = f"{self._base}/look/{kind}/{quote(name)}", self._project / name
+        if kind == "manifests":
+            return build_app(open_manifest(read_manifest(place)), base, home=self._base)
+        if kind == "runs":
+            manifest = manifest_of(place)
+            check_manifest(Local(place), manifest)
+            return build_app(open_manifest(read_manifest(manifest)), base, place, edit_token=self._edit_token,
+                             home=self._base)
+        recipe = without_caption_stop(load_recipe(place, choices={}))
+        survey = survey_source(recipe, jobs=JOBS, scan=False, progress=silent)
+        if not survey.items:
+            raise PathError(f"{name} has no picture that can be used", hint=f"prep scan {name} says what is there")
+        return build_source_app(SourceSet(survey), base, home=self._base)
+
+
+def _stamp(place: Path) -> object:
+    """What changes with a file or a directory."""
+    try:
+        status = place.stat()
+    except OSError as error:
+        raise PathError(f"cannot read {place.name}: {error.strerror or error}") from None
+    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,102 @@
+"""Renders the pages of a project: what it has and the way on, forms, and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from prep.digest import digest_strings
+from prep.errors import UsageError
+from prep.formatting import shell_name
+from prep.jobs.job import Job
+from prep.jobs.log import tail
+from prep.pages.layout import render
+from prep.studio.forms import Field, Form, bounds_of
+from prep.studio.looks import KINDS
+from prep.studio.project import Project
+from prep.studio.steps import STEPS, Step, next_step
+
+LOG = 1 << 15  # bytes of a job's log on its page
+JOBS = 50  # that are over, on the page of jobs
+OFTEN = 2  # seconds between looks of a page
+BUTTONS = {"stop": "Stop after this step", "kill": "Stop now", "again": "Run again", "first": "Run next",
+           "remove": "Remove"}
+
+
+def project_page(project: Project, jobs: Sequence[Job], **site: Any) -> str:
+    """What there is, the steps, and the jobs that wait or run."""
+    at = next_step(project)
+    things = [(kind, shown, [(name, f"{site['base']}/look/{kind}/{quote(name)}/{'run' if kind == 'runs' else ''}")
+                             for name in project.names(kind)]) for kind, shown in KINDS.items() if project.names(kind)]
+    steps = [(step, step is at, ", ".join(project.names(step.makes)) if step.makes else "") for step in STEPS]
+    return render("project.html", **site, steps=steps, things=things, at=at,
+                  busy=[_shown(job) for job in jobs if not job.is_over])
+
+
+def form_page(form: Form, project: Project, values: Mapping[str, Sequence[str]] | None, **site: Any) -> str:
+    """The form of a command, filled with `values` (`None`: as far as the project tells), and the command."""
+    step = next((step for step in STEPS if step.form == form.name), None)
+    known = values if values is not None else step.filled(project) if step is not None else {}
+    known = {name: list(given) for name, given in known.items() if any(field.name == name for field in form.fields)}
+    words, trouble = list[str](), ""
+    try:
+        words = form.words(known)
+    except UsageError as error:
+        trouble = error.message
+    missing = form.missing(known)
+    if missing and not trouble:
+        trouble = f"still to be filled: {', '.join(missing)}"
+    main = () if step is None else step.main
+    fields = sorted(form.fields, key=lambda field: main.index(field.name) if field.name in main else len(main))
+    shown = [(field, known.get(field.name, []), _suggested(field, step, project), bounds_of(field)) for field in fields]
+    query = urlencode([(name, value) for name, given in known.items() for value in given])
+    return render("form.html", **site, form=form, step=step, trouble=trouble,
+                  first=shown[:len(main)] or shown, more=shown[len(main):] if main else [],
+                  command=" ".join(map(shell_name, words)), add=f"{site['base']}/form/{form.name}?{query}")
+
+
+def _suggested(field: Field, step: Step | None, project: Project) -> Sequence[str]:
+    """Names in the project that fit a field."""
+    kind = step.fill.get(field.name, "") if step is not None else ""
+    return project.names(kind) if kind else field.words if field.is_open else ()
+
+
+def jobs_page(jobs: Sequence[Job], *, paused: bool, trouble: str, **site: Any) -> str:
+    """The queue: what runs, what waits, and the last jobs that are over, the newest first."""
+    over = [job for job in jobs if job.is_over]
+    return render("jobs.html", **site, paused=paused, trouble=trouble,
+                  running=[_shown(job) for job in jobs if job.state == "running"],
+                  waiting=[_shown(job) for job in jobs if job.state == "waiting"],
+                  over=[_shown(job) for job in over[::-1][:JOBS]], more=max(len(over) - JOBS, 0))
+
+
+def job_page(job: Job, project: Project, **site: Any) -> str:
+    """A job, the end of what it printed, and where to go on once it is done."""
+    form = "-".join(job.words[:2])
+    following = next((STEPS[place + 1] for place, step in enumerate(STEPS[:-1]) if step.form == form), None)
+    return render("job.html", **site, job=_shown(job), log=tail(job, LOG), following=following,
+                  run=next((name for name in project.runs if name in job.words), ""))
+
+
+def jobs_tag(jobs: Sequence[Job], *more: object) -> str:
+    """A name of what pages of jobs show, which is another one as soon as that changes."""
+    sizes = [(job.folder / "log.txt").stat().st_size if (job.folder / "log.txt").exists() else 0
+             for job in jobs if job.state == "running"]
+    return f'"{digest_strings([repr([job.as_json() for job in jobs]), repr(sizes), repr(more)])[:32]}"'
+
+
+def _shown(job: Job) -> dict[str, Any]:
+    """What templates show of a job."""
+    actions = ["kill"] if job.stopping else {"running": ["stop", "kill"], "waiting": ["first", "remove"]}.get(
+        job.state, ["again", "remove"])
+    tone = {"running": "info", "waiting": "info", "done": "good", "stopped": "warning"}.get(job.state, "error")
+    return {"name": job.name, "command": job.command, "says": job.says, "state": job.state, "tone": tone,
+            "part": job.done / job.total if job.total and job.state == "running" else None,
+            "actions": [(action, BUTTONS[action]) for action in actions]}
+
+
+def name_of(project: Path) -> str:
+    """How pages call a project."""
+    return project.name or str(project)

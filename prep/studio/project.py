@@ -1,0 +1,97 @@
+"""What the directory of a project has: pictures, recipes, settings, models, manifests and runs, one level deep."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import DirEntry
+from pathlib import Path
+
+from prep.fs.untrusted import entries, read_regular
+from prep.jobs.job import FOLDER
+from prep.manifest.document import looks_like_manifest
+from prep.models.files import INDEX, MODULAR
+from prep.runs.document import NAME as RUN
+from prep.sources.tree import PICTURES
+
+MOST = 2000  # entries of a directory that are looked at
+MOST_TEXT = 1 << 20  # bytes of a .toml
+START = 4096  # bytes of a .json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """Names in the directory of a project, each kind sorted."""
+
+    folder: Path
+    pictures: tuple[str, ...] = ()  # directories
+    recipes: tuple[str, ...] = ()  # dataset.toml, whatever its name
+    settings: tuple[str, ...] = ()  # train.toml
+    models: tuple[str, ...] = ()  # directories, and single files
+    manifests: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The names of a kind, a field of this record; "source": recipes, then pictures."""
+        if kind == "source":
+            return self.recipes + self.pictures
+        found: tuple[str, ...] = getattr(self, kind)
+        return found
+
+
+def read_project(folder: Path) -> Project:
+    """What a project has now. Raises `OSError` if its directory cannot be read."""
+    found: dict[str, list[str]] = {}
+    for entry in sorted(_some(folder), key=lambda entry: entry.name):
+        for kind, name in _kinds(entry):
+            found.setdefault(kind, []).append(name)
+    return Project(folder=folder, **{kind: tuple(names) for kind, names in found.items()})
+
+
+def _some(folder: Path) -> Sequence[DirEntry[str]]:
+    return [entry for entry in entries(folder) if not entry.name.startswith(".")][:MOST]
+
+
+def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
+    """The kind of an entry, if it is one of ours, and its name; a directory without kind may contain models."""
+    path = Path(entry.path)
+    with suppress(OSError):
+        if entry.is_dir():
+            kind = "" if entry.name == FOLDER else _kind_of_directory(path)
+            if kind:
+                yield kind, entry.name
+            if kind in ("", "pictures"):
+                yield from (("models", f"{entry.name}/{inner.name}") for inner in _some(path)
+                            if inner.is_dir() and _kind_of_directory(Path(inner.path)) == "models")
+        elif path.suffix == ".toml":
+            yield "recipes" if _is_recipe(path) else "settings", entry.name
+        elif path.suffix == ".json":
+            with path.open("rb") as handle:
+                if looks_like_manifest(handle.read(START)):
+                    yield "manifests", entry.name
+        elif path.suffix in (".safetensors", ".gguf"):
+            yield "models", entry.name
+
+
+def _kind_of_directory(path: Path) -> str:
+    if (path / RUN).is_file():
+        return "runs"
+    if (path / INDEX).is_file() or (path / MODULAR).is_file():
+        return "models"
+    inside = _some(path)
+    if any(_is_picture(inner) for inner in inside):
+        return "pictures"
+    return "pictures" if any(_is_picture(deeper) for inner in inside[:20] if inner.is_dir()
+                             for deeper in _some(Path(inner.path))) else ""
+
+
+def _is_picture(entry: DirEntry[str]) -> bool:
+    return Path(entry.name).suffix.lower() in PICTURES
+
+
+def _is_recipe(path: Path) -> bool:
+    with suppress(OSError, ValueError, RecursionError):
+        return "source" in tomllib.loads(read_regular(path, MOST_TEXT).decode())
+    return False

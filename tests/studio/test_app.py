@@ -1,0 +1,141 @@
+"""The pages of a project: what they show, what they take, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from viewing import Viewing, studio_here
+
+from prep.cli.forms import forms_of
+from prep.demo import write_demo
+from prep.jobs.queue import add, job_of, jobs_of
+from prep.studio.project import read_project
+from prep.studio.steps import STEPS, next_step
+
+PATIENCE = 60.0  # seconds, on a busy machine
+FORMS = [form for program in ("prep", "train")
+         for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studio") / "a project <b>"
+    write_demo(folder)
+    return folder
+
+
+@pytest.fixture
+def studio(tmp_path: Path) -> Iterator[Viewing]:
+    with studio_here(tmp_path, FORMS) as running:
+        yield running
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_project_is_read_and_its_next_step_found(demo: Path, tmp_path: Path) -> None:
+    project = read_project(demo)
+    assert (project.pictures, project.recipes, project.settings) == (("photos",), ("dataset.toml",), ("train.toml",))
+    assert (project.models, project.manifests, project.runs) == (("model",), (), ())
+    assert next_step(project).form == "prep-encode"
+    assert next_step(read_project(tmp_path)).form == "prep-init"
+
+
+def test_all_pages_of_a_project(demo: Path) -> None:
+    with studio_here(demo, FORMS) as running:
+        home = running.get("/").text
+        assert "a project &lt;b&gt;" in home
+        assert "<b>" not in home
+        for form in FORMS:
+            page = running.get(f"/form/{form.name}")
+            assert page.status == 200
+            assert f"{form.program} {form.command}" in page.text
+        assert "prep encode dataset.toml --cache cache --model model" in running.get("/form/prep-encode").text
+        assert running.get("/look/recipes/dataset.toml/").status == 200
+        assert 'href="' + running.base + '/">Project</a>' in running.get("/look/pictures/photos/").text
+        assert "the project has no model among its runs" in running.get("/look/runs/model/").text
+        for nowhere in ("/form/prep-gc", "/look/pictures/..%2f/", "/look/runs/model/", "/look/x/photos/", "/jobs/7",
+                        "/x", "/jobs/..", "/static/../app.py", "/api/x"):
+            assert running.get(nowhere).status in (404, 409), nowhere
+
+
+def test_form_shows_the_command_and_adds_it(studio: Viewing, tmp_path: Path) -> None:
+    page = studio.get("/form/prep-scan?source=a%20b&model=%22%3Cx").text
+    assert "prep scan &#39;a b&#39; --model &#39;&#34;&lt;x&#39;" in page
+    assert "still to be filled: source" in studio.get("/form/prep-scan?source=").text
+    assert studio.post("/form/prep-scan?source=").status == 409
+    answer = studio.post("/form/prep-scan?source=missing")
+    assert answer.headers["x-latentry-next"] == f"{studio.base}/jobs/000001"
+    wait_for(lambda: job_of(tmp_path, "1").is_over)
+    assert "source missing does not exist" in studio.get("/jobs/1").text
+    assert "Failed with 5" in studio.get("/jobs/1").text
+
+
+def test_pages_of_jobs_have_tags_that_change_with_them(studio: Viewing, tmp_path: Path) -> None:
+    for path in ("/", "/jobs"):
+        tag = studio.get(path).headers["etag"]
+        assert studio.get(path, if_none_match=tag).status == 304
+    studio.post("/queue/pause")
+    assert studio.get("/jobs", if_none_match=tag).status == 200
+    tag = studio.get("/jobs").headers["etag"]
+    add(tmp_path, ("prep", "codes"))
+    assert studio.get("/jobs", if_none_match=tag).status == 200
+
+
+def test_queue_waits_for_a_person_if_it_was_there_before(tmp_path: Path) -> None:
+    add(tmp_path, ("prep", "codes"))
+    with studio_here(tmp_path, FORMS) as running:
+        assert "The queue is paused" in running.get("/jobs").text
+        time.sleep(1.5)
+        assert [job.state for job in jobs_of(tmp_path)] == ["waiting"]
+        running.post("/queue/start")
+        wait_for(lambda: job_of(tmp_path, "1").is_over)
+    assert job_of(tmp_path, "1").state == "done"
+
+
+def test_jobs_by_json(studio: Viewing, tmp_path: Path) -> None:
+    studio.post("/queue/pause")
+    for _ in range(2):
+        answer = studio.post("/api/jobs", json.dumps({"words": ["prep", "codes"]}).encode())
+        assert answer.status == 200
+    assert json.loads(answer.body)["jobs"][0]["name"] == "000002"
+    studio.post("/api/jobs/2/first")
+    listed = json.loads(studio.get("/api/jobs").body)
+    assert ([job["name"] for job in listed["jobs"]], listed["paused"]) == (["000002", "000001"], True)
+    assert json.loads(studio.post("/api/jobs/1/remove").body)["jobs"][0]["command"] == "prep codes"
+    assert json.loads(studio.get("/api/jobs/2").body)["log"] == ""
+    for body in (b"", b"[]", b"{}", b'{"words": "prep"}', b'{"words": ["sh", "-c", "ls"]}', b"\xff", b"[" * 9999):
+        refused = studio.post("/api/jobs", body)
+        assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (409, "usage"), body
+    large = studio.post("/api/jobs", b" " * (1 << 20) + b"{}")
+    assert json.loads(large.body)["error"]["message"] == "the body has 1048578 bytes, expected at most 1048576"
+    assert studio.post("/api/jobs/2/burn").status == 404
+    assert [job.name for job in jobs_of(tmp_path)] == ["000002"]
+
+
+@pytest.mark.parametrize("path", ["/form/prep-scan?source=a", "/jobs/1/stop", "/queue/start", "/api/jobs"])
+def test_others_can_send_nothing(studio: Viewing, tmp_path: Path, path: str) -> None:
+    own = {"origin": f"http://127.0.0.1:{studio.port}", "x_latentry_edit": studio.edit_token}
+    for without in ({"origin": "http://evil.test"}, {"x_latentry_edit": "x"}, {"sec_fetch_site": "cross-site"},
+                    {"host": "evil.test"}):
+        assert studio.ask("POST", studio.base + path, body=b"{}", **{**own, **without}).status == 403
+    assert studio.ask("POST", path, body=b"{}", **own).status == 404  # without the token
+    assert studio.get(path).status in (200, 404, 405)
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_log_of_a_job_is_text(studio: Viewing, tmp_path: Path) -> None:
+    studio.post("/queue/pause")
+    job = add(tmp_path, ("prep", "scan", "<script>alert(1)</script>"))
+    (job.folder / "log.txt").write_bytes(b"<script>alert(2)</script> \x1b[31m \xff\n" + b"x" * 100_000)
+    page = studio.get("/jobs/1").text
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
