@@ -11,6 +11,7 @@ from train.cli.init import init
 from train.cli.merge import merge
 from train.cli.replay import replay
 from train.cli.report import report
+from train.cli.resize import resize
 from train.cli.run import run
 from train.cli.sample import sample
 from train.cli.sample_now import sample_now
@@ -20,7 +21,7 @@ from train.cli.worst import worst
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
                {"Train": (init, check, run, stop, sample_now),
                 "Look at a run": (report, worst, replay, sample),
-                "Use the result": (merge,)})
+                "Use the result": (merge, resize)})
 
 
 def main() -> NoReturn:
