@@ -1,1 +1,1 @@
-"""What was trained, added to the weights of its model (`train merge`), and LoRA files of lower rank."""
+"""What was trained, added to the weights of its model (`train merge`); LoRA files of lower rank, and of differences."""
