@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 FLOORS_VENV := .venv-floors
 FLOORS_STAMP := $(FLOORS_VENV)/installed
+WHEEL_VENV := .venv-wheel
+EXTRAS ?=
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/installed
 DEMO ?= demo
@@ -12,7 +14,7 @@ DEMO ?= demo
 CORE := batching buckets cache captions dataset format fs images manifest recipe runs sources train/config vocabulary \
 	workers
 
-.PHONY: venv demo check test test-all test-floors test-real lint docs bench clean
+.PHONY: venv demo check test test-all test-floors test-wheel test-real lint docs bench clean
 
 venv: $(STAMP)
 
@@ -51,6 +53,18 @@ $(FLOORS_STAMP): pyproject.toml .ci/constraints.txt .ci/floors.py
 	$(FLOORS_VENV)/bin/python -m pip install --quiet --requirement $(FLOORS_VENV)/floors.txt
 	@touch $(FLOORS_STAMP)
 
+# What users install: a wheel, in an environment that has nothing else and away from this tree, goes the way of the demo.
+# `make test-wheel EXTRAS=[all]` installs every extra, too.
+test-wheel:
+	rm -rf $(WHEEL_VENV)
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(WHEEL_VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL_VENV)/dist .
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt torch
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt \
+		"$$(ls $(CURDIR)/$(WHEEL_VENV)/dist/*.whl)$(EXTRAS)"
+	cd $(WHEEL_VENV) && PATH="$(CURDIR)/$(WHEEL_VENV)/bin:$$PATH" sh $(CURDIR)/manifests/demo.sh demo
+
 # Memory of loading and of whole runs of models of real size, with random weights: 14 GB of disk, 12 of memory, an hour or
 # more of CPU time.
 test-real: venv
@@ -77,4 +91,4 @@ $(BENCH_STAMP): pyproject.toml .ci/constraints.txt
 	@touch $(BENCH_STAMP)
 
 clean:
-	rm -rf $(VENV) $(FLOORS_VENV) $(BENCH_VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis latentry.egg-info
+	rm -rf $(VENV) $(FLOORS_VENV) $(WHEEL_VENV) $(BENCH_VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis latentry.egg-info

@@ -1,14 +1,15 @@
 """Finds a model: a local directory, a single file, or a snapshot in the Hub's cache; uses the network only on request.
-"""
+Uploads results to the Hub."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from glob import escape
 from pathlib import Path
+from typing import Any
 
-from prep.errors import ModelError
+from prep.errors import ModelError, UsageError, first_line
 from prep.formatting import without_secrets
 from prep.models.checkpoints.contents import contents_of, own_configs, published
 from prep.models.components import known_classes
@@ -119,3 +120,97 @@ def unused_variants(files: Iterable[str]) -> list[str]:
     there = set(files)
     return [file for file in sorted(there) if (found := _OF_VARIANT.fullmatch(file))
             and there & {f"{found['stem']}.safetensors", f"{found['stem']}.safetensors.index.json"}]
+
+
+# ---- uploads ---------------------------------------------------------------------------------------------------------
+
+
+def repository(name: str) -> str:
+    """`name`, if a repository of the Hub may be called so. Raises `UsageError`."""
+    try:
+        if "/" not in name or "@" in name:
+            raise Unparsed("")
+        return hub_id(name, "repository")
+    except Unparsed:
+        raise UsageError(f"repository is {without_secrets(name)[:80]!r}, expected OWNER/NAME",
+                         hint="the owner is you, as the Hub calls you, or an organization") from None
+
+
+def url_of(repo: str, file: str = "") -> str:
+    """The address of a repository of models, or of a file in it."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repo}" + (f"/blob/main/{file}" if file else "")
+
+
+def upload(repo: str, files: Mapping[str, Path | bytes], message: str, *, public: bool, bars: bool) -> bool:
+    """Uploads `files`, or content given as bytes, by their names there, in one commit to main; whether it is private.
+
+    One that does not exist is made: private, unless it is to be `public`. One that is public stays untouched unless
+    that is asked for. The token is that of `huggingface_hub`: HF_TOKEN, or what `hf auth login` has kept. `bars`:
+    whether it shows its own progress. Raises `ModelError`, `UsageError`.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not bars:
+        disable_progress_bars()
+    try:
+        if get_token() is None:
+            raise ModelError("there is no token of the Hub on this computer",
+                             hint=f"{_LOGIN}, or set HF_TOKEN to a token that may write")
+        api = HfApi()
+        private = _private(api, repo, public=public)
+        api.create_commit(repo, [CommitOperationAdd(name, content) for name, content in files.items()],
+                          commit_message=message, repo_type="model")
+        return private
+    except (ModelError, UsageError):
+        raise
+    except Exception as error:  # also of the library that connects, which has no class in common with others
+        raise _not_uploaded(error, repo) from None
+
+
+def _private(api: Any, repo: str, *, public: bool) -> bool:
+    """Whether a repository is private; one that does not exist is made. Raises `UsageError` for a public one that may
+    not be, and what the library raises."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        private = bool(api.repo_info(repo, repo_type="model").private)
+    except RepositoryNotFoundError:
+        api.create_repo(repo, repo_type="model", private=not public)
+        return not public
+    if not private and not public:
+        raise UsageError(f"{repo} is public, so everybody could see what is uploaded", hint="add --public if that is "
+                         "meant; or name another repository, or make this one private in its settings on the Hub")
+    return private
+
+
+_LOGIN = "log in once with: hf auth login"
+_REFUSED = {
+    401: ("the Hub does not accept the token of this computer", f"{_LOGIN}, or set HF_TOKEN to a token that is valid"),
+    403: ("the token of this computer may not write to {repo}", "name a repository of yours or of your organization, "
+          "and use a token with the role 'write': https://huggingface.co/settings/tokens"),
+    404: ("the Hub finds no {repo}, or nobody called {owner}", "name a repository of yours or of your organization"),
+    409: ("{repo} was made or changed by another program just now", "run the same command again"),
+    429: ("the Hub has had too many requests", "wait some minutes, and run the same command again"),
+}
+
+
+def _not_uploaded(error: Exception, repo: str) -> ModelError:
+    """The error to raise for one of the library, which may be around another that says more."""
+    while isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in _REFUSED:
+        message, hint = _REFUSED[status]
+        return ModelError(message.format(repo=repo, owner=repo.partition("/")[0]), hint=hint)
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return ModelError(f"{repo} cannot be uploaded to: HF_HUB_OFFLINE forbids the network",
+                          hint="unset HF_HUB_OFFLINE")
+    reason = without_secrets(first_line(error))[:200]
+    if status is not None or isinstance(error, ValueError):
+        return ModelError(f"the Hub refused the upload to {repo}: {reason}",
+                          hint="what was uploaded before stays as it is")
+    return ModelError(f"{repo} could not be uploaded to: {reason}",
+                      hint="check the network, and run the same command again")

@@ -50,7 +50,7 @@ def test_the_page_works_from_its_beginning_to_its_end(tmp_path):
     assert "046" in told["prep diff demo.json corrected.json"]
     assert (here / "merged" / "model_index.json").is_file() and (here / "heart.png").is_file()
     assert list((here / "tars").glob("*.tar")) and list((here / "files").rglob("*.safetensors"))
-    assert (here / "fast.png").is_file()
+    assert (here / "fast.png").is_file() and (here / "smaller.safetensors").is_file()
     assert "beside the training adapter " in told[next(line for line in told if "base.adapter" in line)]
     masked = json.loads((here / "masked.json").read_text())
     assert "mask" in masked["fields"]

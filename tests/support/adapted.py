@@ -1,11 +1,16 @@
-"""A UNet with adapters, what it answers, and the same from a file whose formula is applied to the base's weights."""
+"""A UNet with adapters, what it answers, and the same from a file whose formula is applied to the base's weights; LoRA
+files of random values for tiny models of any family."""
 
 from __future__ import annotations
 
 import torch
+from safetensors.torch import save_file
 
+from prep.models.families.registry import FAMILIES
 from prep.models.families.sd15 import PRESETS
+from prep.training.schema import Lora
 from train.models import lora
+from train.models.naming import naming_of
 
 
 def ask(unet):
@@ -35,3 +40,20 @@ def change(unet, tensors, formula):
             layer.weight.data = formula(layer.weight.data, parts)
             used |= {file + end for end in parts}
     return used
+
+
+def adapter(family, folder, path, **settings):
+    """A LoRA file of random values for the denoiser of the pipeline in `folder`."""
+    import tiny_pipelines  # here: it asks for newer libraries than the rest
+
+    chosen = Lora(**{"rank": 2, "alpha": 1.0, **settings})
+    with tiny_pipelines.known_warnings():
+        model = getattr(tiny_pipelines.load(folder), FAMILIES[family].denoiser)
+    found = lora.attach(model, chosen, 0, FAMILIES[family].lora.presets)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in found.values():
+            value.normal_(std=0.2, generator=drawn)
+    save_file(lora.pack(found, chosen, naming_of(FAMILIES[family])), path,
+              metadata=lora.describe(found, chosen, naming_of(FAMILIES[family])))
+    return path

@@ -87,6 +87,7 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.tensors", "prep.models.checkpoints.single_file",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
                "prep.models.checkpoints.bounds", "prep.models.checkpoints.streaming", "prep.models.vae",
+               "prep.models.checkpoints.converted", "prep.models.checkpoints.stored",
                "prep.models.weights", "prep.pages.*",
                "prep.runs.*", "prep.images.decode", "prep.images.formats.parts",
                "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}

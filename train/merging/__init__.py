@@ -1,1 +1,1 @@
-"""`train merge`: what was trained, added to the weights of its model."""
+"""What was trained, added to the weights of its model (`train merge`); LoRA files of lower rank, and of differences."""

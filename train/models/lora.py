@@ -23,11 +23,12 @@ from prep.loader.device import to_device
 from prep.models.checkpoints.streaming import Keep
 from prep.models.lora.kohya import LayerSlice
 from prep.training.schema import Lora
+from train.models.adapters.peft import unusual
 from train.models.adapters.stored import contents_of, table_of
 from train.models.naming import Naming, ends_of, in_file_order
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
-from train.models.targets import Adapter, Presets, Shapes, adapter_of, endings, require_directions, targeted
+from train.models.targets import Adapter, Presets, Shapes, adapter_of, require_directions, targeted
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, and it asks for kernels not used here
 
@@ -347,17 +348,9 @@ def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming, *, an
         "r": times * rank, "lora_alpha": times * alpha, "lora_dropout": lora.dropout,
         "target_modules": _exactly(sorted(adapters)) if anchored else sorted(adapters),
         **({"use_dora": True} if lora.dora else {}),
-        "rank_pattern": _others({name: times * each.rank for name, each in adapters.items()}, times * rank),
-        "alpha_pattern": _others({name: times * each.alpha for name, each in adapters.items()}, times * alpha)}
+        "rank_pattern": unusual({name: times * each.rank for name, each in adapters.items()}, times * rank),
+        "alpha_pattern": unusual({name: times * each.alpha for name, each in adapters.items()}, times * alpha)}
     return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
-
-
-def _others(values: Mapping[str, float], usual: float) -> dict[str, float]:
-    """The values of the layers that do not have the usual one. Readers take the first name that ends a layer's, so a
-    layer whose name ends in another's comes before that, with its own value."""
-    own = {name: value for name, value in values.items() if value != usual}
-    longer = sorted((name for name in values if any(end in own for end in endings(name))), key=len, reverse=True)
-    return {name: values[name] for name in (*longer, *own)}
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,8 +19,8 @@ from train.runs.checkpoint import open_weights
 from train.runs.safetensors.header import TensorInfo, read_header_and_metadata
 from train.runs.safetensors.values import FLOATS, NUMBERS, first_not_finite, number
 
-_PEFT, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-NAMES = ("lora.safetensors", _PEFT, "pytorch_lora_weights.safetensors")  # in a directory: ours, PEFT's, diffusers'
+PEFT, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+NAMES = ("lora.safetensors", PEFT, "pytorch_lora_weights.safetensors")  # in a directory: ours, PEFT's, diffusers'
 _OF_PEFT = "base_model.model."
 _ONE = ((), (1,))  # shapes of a single number
 
@@ -43,7 +43,7 @@ class LoraFile:
             notes.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")
         of_peft = any(name.startswith(_OF_PEFT) for name in self.shapes)
         if not self.alphas and self.settings == PeftSettings() and of_peft:
-            notes.append(f"{name} has PEFT's names, but no {_CONFIG} beside it: its alpha is taken for its rank")
+            notes.append(f"{name} has PEFT's names, but no {CONFIG} beside it: its alpha is taken for its rank")
         return tuple(notes)
 
     def scale(self, adapter: StoredAdapter) -> float:
@@ -62,15 +62,20 @@ def open_lora(path: Path, layers: Shapes, naming: Naming, hint: str) -> LoraFile
             start = handle.tell()
             contents = _contents(path, tensors, layers, naming)
             alphas = _alphas(handle, start, tensors, contents)
-            spoiled = first_not_finite(handle, start, ((name, tensors[name]) for each in contents.adapters
-                                                       for name in each.tensors.values()))
+            require_finite(path, handle, start, ((name, tensors[name]) for each in contents.adapters
+                                                 for name in each.tensors.values()))
     except (OSError, Unparsed) as error:
         raise refused(path, error, hint) from None
-    if spoiled is not None:
+    return LoraFile(path=path, shapes={name: info.shape for name, info in tensors.items()}, metadata=metadata,
+                    contents=contents, alphas=alphas, settings=settings_of_file(path, metadata, naming.component))
+
+
+def require_finite(path: Path, handle: BinaryIO, start: int, tensors: Iterable[tuple[str, TensorInfo]]) -> None:
+    """Raises `ModelError` if one of the tensors, which begin at byte `start` of the file, has NaN or infinity;
+    `Unparsed`, `OSError`."""
+    if (spoiled := first_not_finite(handle, start, tensors)) is not None:
         raise ModelError(f"{path} has NaN or infinity in '{spoiled[:120]}': what wrote it had failed",
                          hint="name a file from before that, like an earlier checkpoint")
-    return LoraFile(path=path, shapes={name: info.shape for name, info in tensors.items()}, metadata=metadata,
-                    contents=contents, alphas=alphas, settings=_settings(path, metadata, naming))
 
 
 def unfit(path: Path, error: Unparsed) -> ModelError:
@@ -112,14 +117,22 @@ def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo],
     return alphas
 
 
-def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> PeftSettings:
-    config = path.with_name(_CONFIG)
+def settings_of_file(path: Path, metadata: Mapping[str, str], component: str) -> PeftSettings:
+    """PEFT's settings of the adapter of `component` (unet or transformer): those in the metadata, or beside PEFT's own
+    file. Raises `ModelError`, `CacheError`."""
+    config = path.with_name(CONFIG)
     try:
-        if KEY in metadata or path.name != _PEFT or not config.is_file():
-            return settings_in(metadata, naming.component)
-        with open_weights(config) as handle:
-            return settings_of(handle.read(min(os.fstat(handle.fileno()).st_size, MOST)).decode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise refused(config, error, "name the file with its adapter_config.json beside it") from None
+        if KEY in metadata or path.name != PEFT or not config.is_file():
+            return settings_in(metadata, component)
+        return settings_of(read_config(config))
     except Unparsed as error:
         raise unfit(path, error) from None
+
+
+def read_config(config: Path) -> str:
+    """The text of PEFT's adapter_config.json. Raises `CacheError`."""
+    try:
+        with open_weights(config) as handle:
+            return handle.read(min(os.fstat(handle.fileno()).st_size, MOST)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refused(config, error, "name the file with its adapter_config.json beside it") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from adapted import adapter
 from hub_caches import hub_cache
 from pictures import draw
 from runs import go
@@ -32,21 +33,6 @@ from train.merging.trained import find_lora
 from train.models import lora
 from train.models.naming import naming_of
 from train.sample import SampleRequest, show
-
-
-def adapter(family, folder, path, **settings):
-    """A LoRA file of random values for the denoiser of the pipeline in `folder`."""
-    chosen = Lora(**{"rank": 2, "alpha": 1.0, **settings})
-    with tiny_pipelines.known_warnings():
-        model = getattr(tiny_pipelines.load(folder), FAMILIES[family].denoiser)
-    found = lora.attach(model, chosen, 0, FAMILIES[family].lora.presets)
-    drawn = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in found.values():
-            value.normal_(std=0.2, generator=drawn)
-    save_file(lora.pack(found, chosen, naming_of(FAMILIES[family])), path,
-              metadata=lora.describe(found, chosen, naming_of(FAMILIES[family])))
-    return path
 
 
 def picture(folder, path=None, strength=1.0):

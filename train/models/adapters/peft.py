@@ -81,6 +81,14 @@ def parse(table: Mapping[str, Any]) -> PeftSettings:
                         by_root=table.get("use_rslora") is True, alphas=_patterns(table.get("alpha_pattern") or {}))
 
 
+def unusual(values: Mapping[str, float], usual: float) -> dict[str, float]:
+    """The values of the layers that do not have the usual one. Readers take the first name that ends a layer's, so a
+    layer whose name ends in another's comes before that, with its own value."""
+    own = {name: value for name, value in values.items() if value != usual}
+    longer = sorted((name for name in values if any(end in own for end in endings(name))), key=len, reverse=True)
+    return {name: values[name] for name in (*longer, *own)}
+
+
 def _patterns(table: Any) -> Patterns:
     if not isinstance(table, dict):
         raise Unparsed(f"its alpha_pattern is {brief(table)}, expected a table")

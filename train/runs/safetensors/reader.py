@@ -40,12 +40,13 @@ def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None,
     return read_joined({path: digest}, wanted, lambda _, error: error, known=known)
 
 
-def read_tensor(path: Path, info: TensorInfo) -> Tensor:
-    """One tensor of the file at `path`, whose header says `info` of it. Raises `Unparsed`, `OSError`."""
+def read_tensor(path: Path, info: TensorInfo, known: Mapping[str, torch.dtype] = DTYPES) -> Tensor:
+    """One tensor of the file at `path`, whose header says `info` of it, of a dtype that is `known`. Raises `Unparsed`,
+    `OSError`."""
     with open_weights(path) as handle:
         length = int.from_bytes(handle.read(8), "little")
         handle.seek(8 + length + info.start)
-        return _read(handle, info)
+        return _read(handle, info, known)
 
 
 def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused: Refused,

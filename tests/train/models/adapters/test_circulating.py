@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
@@ -32,6 +33,7 @@ from original_layout import (
 
 from prep.models.families.registry import FAMILIES
 from train.merging.additions import changed, read_lora
+from train.merging.resize import ResizeRequest, resize
 from train.models.naming import naming_of
 
 LINES = {"sd3": SD3, "flux": FLUX, "chroma": CHROMA, "flux2": FLUX2, "flux2_klein": FLUX2, "flux3": FLUX3,
@@ -151,6 +153,35 @@ def test_names_of_the_authors_layers(family, tmp_path):
     rows = as_published(family, row_numbers(weights))
     for name, spelling in THEIRS.items():
         check(tmp_path / f"{name}.safetensors", family, spelling, as_published(family, weights), rows)
+
+
+@pytest.mark.few("zimage")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resized_file_has_its_spelling_and_adds_the_same(family, tmp_path):
+    """At its own rank; at a lower one each of the file's layers adds the largest part of that."""
+    weights = dict([*model_of(family)[0].items()][::3])
+    for name, (form, spell, ends) in OURS.items():
+        drawn, tensors, wanted = torch.Generator().manual_seed(0), {}, {}
+        for number, (weight, value) in enumerate(weights.items()):
+            stem = form.replace("{component}", FAMILIES[family].denoiser).format(spell(weight.removesuffix(".weight")))
+            rank = 2 + number % 3
+            tensors[stem + ends[0]], tensors[stem + ends[1]], wanted[weight] = drawn_lora(value, rank, drawn)
+            if ends[2]:
+                tensors[stem + ends[2]] = torch.tensor(2.0 * rank)
+                wanted[weight] = 2 * wanted[weight]
+        lower = {weight: torch.linalg.svd(value.flatten(1), full_matrices=False) for weight, value in wanted.items()}
+        lower = {weight: (left[:, :1] * values[:1] @ right[:1]).reshape(wanted[weight].shape)
+                 for weight, (left, values, right) in lower.items()}
+        path, resized = tmp_path / f"{name}.safetensors", tmp_path / f"{name}-resized.safetensors"
+        merged(path, tensors, family)
+        for rank, expected in ((4, wanted), (1, lower)):
+            resize(ResizeRequest(lora=path, output=resized, rank=rank, force=True))
+            found = load_file(resized)
+            with safe_open(resized, "pt") as file:
+                changes = merged(resized, found, family, file.metadata())
+            assert found.keys() == tensors.keys()
+            for weight, value in expected.items():
+                assert torch.allclose(changes[weight], value, atol=1e-3), (name, weight)
 
 
 @pytest.mark.parametrize("family", (*LINES, *UNETS))
