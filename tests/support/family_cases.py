@@ -222,6 +222,7 @@ def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str
 NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
 ODD = [(93, 70), (64, 130)]  # cropped to whole tokens
 SMALL_AREA = {"max_area": 64 * 64}  # that of every picture
+AS_WRITTEN = {"enable_prompt_rewrite": False}
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
     Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
@@ -277,6 +278,8 @@ CASES = [
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted),
+    Case(family="longcat_image", build="longcat_image", unguided=NO_CFG | AS_WRITTEN, guided=CFG | AS_WRITTEN,
+         guidance=4.0, packed=flux_packed, normalized=shifted),
     Case(family="cogview4", build="cogview4", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
     *(Case(family="sana", build="sana", options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN,
            guidance=4.0, normalized=scaled, encode=lambda vae, image: vae.encode(image).latent, cut=without_padding)

@@ -47,9 +47,10 @@ def load(folder: Path, **options: Any) -> Any:
         return load_modular(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, part in index.items() if part == [None, None]}
-    if "processor" in index:  # diffusers would load that of videos, too, which needs torchvision
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "processor")
-        options = {"processor": tokenizers.PROCESSORS[index["processor"][1]](tokenizer)} | options
+    for name, part in index.items():
+        if name.endswith("processor"):  # diffusers would load that of videos, too, which needs torchvision
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+            options = {name: tokenizers.PROCESSORS[part[1]](tokenizer)} | options
     with known_warnings():
         pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
     without_bars(pipeline)
@@ -138,6 +139,8 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options
+    if "enable_prompt_rewrite" in inspect.signature(pipeline.__call__).parameters:
+        options = {"enable_prompt_rewrite": False} | options
     if "mask_image" in inspect.signature(pipeline.__call__).parameters:
         options = {"image": Image.new("RGB", (side, side), "teal"), "mask_image": half_white(side), "strength": 1.0,
                    } | options
