@@ -65,25 +65,46 @@ def pieces(caption: str) -> Sequence[str]:
 
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
     """One `hidden` per caption, padding included."""
-    tokenizer = pipeline.tokenizer
-    before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (PREFIX, SUFFIX))
+    return encode_behind(PREFIX, pipeline, captions, options, device)
+
+
+def encode_behind(prefix: str, pipeline: Any, captions: Sequence[str], options: TextOptions,
+                  device: Any) -> Sequence[TextRow]:
+    """The same with any start of the template."""
+    before = numbers(pipeline.tokenizer, prefix)
+    read = around(pipeline.tokenizer, before, captions, options).to(device)
+    ids_BL = read["input_ids"]
+    return rows(pipeline, len(before), **read,
+                position_ids=ids_BL.new_tensor(range(ids_BL.shape[1])).expand_as(ids_BL))
+
+
+def around(tokenizer: Any, before: Sequence[int], captions: Sequence[str], options: TextOptions) -> Any:
+    """Token ids and mask [B, L] of captions and their padding, in a template that starts with the tokens `before`."""
+    after = numbers(tokenizer, SUFFIX)
     padded = tokenizer.pad({"input_ids": [tokens(tokenizer, caption)[:options.max_length] for caption in captions]},
                            max_length=options.max_length, padding="max_length", return_attention_mask=True)
-    whole = tokenizer.pad({
+    return tokenizer.pad({
         "input_ids": [[*before, *ids, *after] for ids in padded["input_ids"]],
         "attention_mask": [[1] * len(before) + mask + [1] * len(after) for mask in padded["attention_mask"]],
-    }, return_tensors="pt").to(device)
-    ids_BL = whole["input_ids"]
-    hidden_BLD = pipeline.text_encoder(
-        **whole, position_ids=ids_BL.new_tensor(range(ids_BL.shape[1])).expand_as(ids_BL), output_hidden_states=True,
-        use_cache=False, logits_to_keep=1).hidden_states[-1]
-    return [{"hidden": hidden_LD} for hidden_LD in hidden_BLD[:, len(before):-len(after)]]
+    }, return_tensors="pt")
+
+
+def rows(pipeline: Any, first: int, **given: Any) -> Sequence[TextRow]:
+    """One `hidden` for each text that the encoder is given, from its token `first` to the end of the template."""
+    hidden_BLD = pipeline.text_encoder(**given, output_hidden_states=True, use_cache=False,
+                                       logits_to_keep=1).hidden_states[-1]
+    return [{"hidden": hidden_LD} for hidden_LD in hidden_BLD[:, first:-len(numbers(pipeline.tokenizer, SUFFIX))]]
 
 
 def tokens(tokenizer: Any, caption: str) -> list[int]:
-    """The numbers of a caption's tokens, without start and end."""
-    parts = pieces(caption)
-    return [each for ids in tokenizer(parts, add_special_tokens=False)["input_ids"] for each in ids] if parts else []
+    """The numbers of a caption's tokens."""
+    return [number for part in pieces(caption) for number in numbers(tokenizer, part)]
+
+
+def numbers(tokenizer: Any, text: str) -> list[int]:
+    """The numbers of a text's tokens, without start and end."""
+    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
 
 
 TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_length=LENGTH, shortest=LENGTH,
@@ -103,10 +124,10 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: 
     return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
 
 
-def positions(latent_BChw: Tensor, first: int) -> Tensor:
-    """[N, 3] float32: 1, and row and column of each patch, which count from `first`."""
+def positions(latent_BChw: Tensor, first: int, kind: int = 1) -> Tensor:
+    """[N, 3] float32: `kind`, and row and column of each patch, which count from `first`."""
     found = packing.positions(latent_BChw)
-    found[:, 0] = 1
+    found[:, 0] = kind
     found[:, 1:] += first
     return found
 

@@ -24,7 +24,7 @@ from prep.models.configs import pipeline_index
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import text_files
-from prep.models.pipeline import APART, PROCESSOR
+from prep.models.pipeline import APART, PROCESSORS
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
 from prep.models.text.tokenizer import without_panics
@@ -80,7 +80,7 @@ class TruncationFinder:
         pipeline = text_pipeline(model, family, files, tokenizers)
         self._model = model
         named = {name: tokenizer_name(name) for name in files.encoders if tokenizer_name(name) in tokenizers}
-        named |= {name: name for name in APART if name in tokenizers and name != PROCESSOR}  # without an encoder
+        named |= {name: name for name in APART if name in tokenizers and name not in PROCESSORS}  # without an encoder
         with ExitStack() as stack, torch.inference_mode(), without_panics(model):
             seen = {name: stack.enter_context(_watched(tokenizers[there])) for name, there in named.items()}
             try:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from diffusers.models.transformers import transformer_cosmos as cosmos
+from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit as longcat_image_edit
 from PIL import Image
 
 from tiny_pipelines import tokenizers
@@ -139,6 +140,11 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options
+    if type(pipeline) is diffusers.LongCatImageEditPipeline:  # nor does it, nor of any other size
+        with edited_at(side), known_warnings():
+            made = pipeline(Image.new("RGB", (side, side), "white"), prompt, num_inference_steps=steps,
+                            output_type="np", generator=torch.Generator().manual_seed(seed), **options)
+        return np.asarray(made.images[0])
     if "enable_prompt_rewrite" in inspect.signature(pipeline.__call__).parameters:
         options = {"enable_prompt_rewrite": False} | options
     if "mask_image" in inspect.signature(pipeline.__call__).parameters:
@@ -148,6 +154,17 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
     return over_white(np.asarray(made.images[0]))
+
+
+@contextmanager
+def edited_at(side: int) -> Iterator[None]:
+    """Has LongCat-Image-Edit scale pictures to about `side`² pixels, where its code has 1024²."""
+    usual = longcat_image_edit.calculate_dimensions
+    longcat_image_edit.calculate_dimensions = lambda _, ratio: usual(side * side, ratio)
+    try:
+        yield
+    finally:
+        longcat_image_edit.calculate_dimensions = usual
 
 
 def half_white(side: int) -> Image.Image:

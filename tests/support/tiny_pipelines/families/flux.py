@@ -76,6 +76,12 @@ def longcat_image() -> Any:
     )
 
 
+def longcat_image_edit() -> Any:
+    """LongCat-Image-Edit: the same parts, whose processor shows the text encoder a picture."""
+    return _untyped.LongCatImageEditPipeline(**{
+        name: part for name, part in longcat_image().components.items() if part is not None})
+
+
 def flux2() -> Any:
     """FLUX.2 dev: rows of layers 10, 20 and 30 of Mistral side by side, so the text encoder has 31."""
     tokenizer = tokenizers.mistral()
