@@ -136,11 +136,6 @@ def resize(picture: Image.Image, size: Size, resample: Image.Resampling) -> Imag
     return picture if picture.size == size else picture.resize(size, resample)
 
 
-def rescaled(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels`, uint8 [H, W, 3], scaled with Lanczos."""
-    return np.asarray(resize(Image.fromarray(pixels), size, Image.Resampling.LANCZOS))
-
-
 def crop(scaled: Image.Image, placement: Placement) -> Pixels:
     (left, top), (width, height) = placement.crop, placement.bucket
     inside = 0 <= left <= scaled.width - width and 0 <= top <= scaled.height - height

@@ -35,8 +35,9 @@ PREFIX = ("<|im_start|>system\nAs an image editing expert, first analyze the con
 PICTURE = f"<|vision_start|>{PLACE}<|vision_end|>"
 SIDE = 1024  # of the square whose area pictures are scaled to
 MULTIPLE = 16  # pixels that sides are rounded up to
-# Published models make a token of 28 x 28 pixels: at most 360 of half a picture that is placed so, and two marks.
-PICTURE_TOKENS = 384
+# Published models make a token of 28 x 28 pixels: about 340 of a picture that is placed so, 466 of a very narrow one.
+# There are two marks.
+PICTURE_TOKENS = 480
 
 
 def place(size: Size, side: int) -> Placement | None:
@@ -58,11 +59,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
 def encode_seen(pipeline: Any, caption: str | None, pictures: Sequence[Any], options: TextOptions,
                 device: Any) -> TextRow:
     """`hidden` of a caption with its picture, as the VAE is given it."""
-    from prep.images.decode import rescaled  # here: families are read without Pillow
-
-    tokenizer = pipeline.tokenizer
-    seen = pipeline.text_processor(text=[PICTURE], images=[
-        rescaled(each, (each.shape[1] // 2, each.shape[0] // 2)) for each in pictures])
+    tokenizer, processor = pipeline.tokenizer, pipeline.text_processor
+    seen = processor(text=[PICTURE], images=list(map(processor.halved, pictures)))
     before = longcat_image.numbers(tokenizer, PREFIX)
     words = "" if caption is None else without_places(caption)
     read = longcat_image.around(tokenizer, [*before, *seen["input_ids"][0].tolist()], [words], options)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import transformers
 from transformers import BatchFeature
+from transformers.image_transforms import resize
+from transformers.image_utils import ChannelDimension, PILImageResampling
 
 from prep.errors import ModelError
 from prep.models.files import ComponentFiles
@@ -58,6 +60,12 @@ class SeeingProcessor:
         of_pictures = (read["input_ids"] == self.tokenizer.convert_tokens_to_ids(PLACE)).int()
         return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
                              "mm_token_type_ids": of_pictures, **seen})
+
+    def halved(self, picture: Any) -> Any:
+        """A picture, uint8 [H, W, 3], scaled with Lanczos to half its sides, rounded down, as some pipelines do."""
+        height, width = picture.shape[0] // 2, picture.shape[1] // 2
+        return resize(picture, (height, width), PILImageResampling.LANCZOS, data_format=ChannelDimension.LAST,
+                      input_data_format=ChannelDimension.LAST)
 
     def _seen(self, pictures: Sequence[Any]) -> Any:
         """The parts of pictures, and how many there are of each: frames, rows and columns."""
