@@ -6,9 +6,9 @@ around the padding; a row is of the 512 between. Nothing masks padding in the tr
 row has all of them. Those of pictures count from 512 on, with 1 on the first axis. The VAE's factors are FLUX.1's; the
 transformer takes patches of 2 × 2 latent cells.
 
-Two deviations from `_encode_prompt`. Of a caption with two words like "don't" and "it's" it writes one in place of the
-other, which one by chance: here each stays what it is. And what the encoder's head would say is not computed. The
-positions of the text encoder count padding, too: so they do with transformers 5, with 4.57 they are 1 there.
+`encode` does what `_encode_prompt` does, but for two things. Of a caption with two words like "don't" and "it's" that
+puts one in place of the other, and chance says which: here each stays what it is. What the encoder's head would say is
+not computed. Padding has positions of its own in the encoder, as transformers 5 gives them; 4.57 gave all of it 1.
 
 `__call__` has the text encoder rewrite prompts unless `enable_prompt_rewrite` is off; captions are encoded as they are.
 
@@ -133,8 +133,7 @@ def positions(latent_BChw: Tensor, first: int, kind: int = 1) -> Tensor:
 
 
 def prepare(pipeline: Any, prompted: Prompted) -> None:
-    """Has the pipeline take the row of the prompt, which it cannot be given: it would count texts that are not there.
-    """
+    """Has the pipeline take the row of the prompt: it fails where it is given one, for it counts texts all the same."""
     pipeline._encode_prompt = lambda _: prompted.positive["hidden"]
 
 

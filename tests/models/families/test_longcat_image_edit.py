@@ -139,6 +139,7 @@ references = ["before"]
 """
 
 
+@pytest.mark.slow
 def test_pictures_with_references_are_encoded_and_trained(pipeline, model, prep, train, tmp_path):
     """Of two sizes, and one picture without a reference."""
     (tmp_path / "model").symlink_to(model)
