@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tiny_pipelines.calls import edited_at
+from tiny_pipelines.calls import edited_at, without_picture
 from torch import Tensor
 
 
@@ -167,8 +167,6 @@ EDIT_SIDE = 64
 def longcat_edit_mended(pipeline: Any) -> None:
     """The same of LongCat-Image-Edit, which takes one picture and gives what it makes that picture's size; without, it
     guides and encodes as with one, but for the places of the picture."""
-    from diffusers import LongCatImagePipeline
-
     kind, place = type(pipeline), pipeline.tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     def call(self: Any, image: Any = None, negative_prompt: Any = None, **options: Any) -> Any:
@@ -177,10 +175,7 @@ def longcat_edit_mended(pipeline: Any) -> None:
             with edited_at(EDIT_SIDE):
                 return kind.__call__(self, *image, **{name: value for name, value in options.items()
                                                      if name not in ("height", "width")})
-        plain = LongCatImagePipeline(**self.components)
-        plain.prompt_template_encode_prefix = self.prompt_template_encode_prefix.partition("<|vision_start|>")[0]
-        plain.set_progress_bar_config(disable=True)
-        return plain(**options, enable_prompt_rewrite=False, enable_cfg_renorm=False)
+        return without_picture(self)(**options, enable_prompt_rewrite=False, enable_cfg_renorm=False)
 
     def told(_: Any, args: Any, named: dict[str, Any]) -> Any:
         return args, named if "pixel_values" not in named else {

@@ -119,6 +119,8 @@ def encode_prompts(pipeline: Any, prompts: Sequence[str], **options: Any) -> Any
                 return [list(encode.encode_prompt(pipeline, prompt, device="cpu").values()) for prompt in prompts]
             return [encode._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt)
                     for prompt in prompts]
+    if isinstance(pipeline, _untyped.LongCatImageEditPipeline):
+        pipeline = without_picture(pipeline)
     taken = inspect.signature(pipeline.encode_prompt).parameters
     usual = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True,
              "prompt_2": None, "prompt_3": None, "prompt_4": None}
@@ -154,6 +156,14 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
     return over_white(np.asarray(made.images[0]))
+
+
+def without_picture(pipeline: Any) -> Any:
+    """LongCat-Image's pipeline with the parts of LongCat-Image-Edit's, and its template without the picture's place."""
+    plain = _untyped.LongCatImagePipeline(**pipeline.components)
+    plain.prompt_template_encode_prefix = pipeline.prompt_template_encode_prefix.partition("<|vision_start|>")[0]
+    without_bars(plain)
+    return plain
 
 
 @contextmanager
