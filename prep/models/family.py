@@ -90,6 +90,9 @@ class TextEncoding:
     # row's tokens are then the same for every length that the caption fits into (to the bit on a CPU, where it was
     # tried), and the shortest is quickest.
     padding_masked: bool = False
+    # The parts of a caption, in order, that the pipeline gives its tokenizer one by one, to keep `max_length` tokens of
+    # them; None: it gives it the whole caption in its template.
+    pieces: Callable[[str], Sequence[str]] | None = None
     vision: Vision | None = None  # None: rows depend on no pictures
 
     def encode_texts(self, pipeline: Any, texts: Sequence[str], options: TextOptions, device: Any, *,

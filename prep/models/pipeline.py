@@ -57,9 +57,12 @@ from prep.parse import brief
 _TOKENIZER_FILES = ("added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt",
                     "special_tokens_map.json", "spiece.model", "tokenizer.json",
                     "tokenizer_config.json", "vocab.json")
-PROCESSOR = "processor"  # the component of a pipeline whose text encoder sees pictures, with a tokenizer inside
+# The component of a pipeline whose text encoder sees pictures, with a tokenizer inside: that which reads texts, unless
+# the processor prepares pictures alone.
+PROCESSOR, PICTURES_ALONE = "processor", "text_processor"
+PROCESSORS = (PROCESSOR, PICTURES_ALONE)
 # Components with a tokenizer of which no text encoder has the number. Anima has T5's without T5.
-APART = (PROCESSOR, "t5_tokenizer")
+APART = (*PROCESSORS, "t5_tokenizer")
 _PREPARATION = "preprocessor_config.json"  # of pictures
 _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
@@ -296,7 +299,7 @@ def tokenizer_files(model: Model, name: str) -> ComponentFiles:
     if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
         raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
                          "spiece.model", hint=_SAVE_TOKENIZER)
-    if name == PROCESSOR:
+    if name in PROCESSORS:
         if not os.path.lexists(folder / _PREPARATION):
             raise ModelError(f"{folder} has no {_PREPARATION}", hint="download the model again")
         names.append(_PREPARATION)

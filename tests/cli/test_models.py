@@ -61,6 +61,7 @@ def test_one_family_in_detail(prep):
     ("qwenimage_edit", "up to 3 pictures beside a caption, of about 1024² pixels"),
     ("qwenimage21", "up to 10 pictures beside a caption, of about 1024² pixels"),
     ("flux3", "up to 10 pictures beside a caption, of about 1024² pixels"),
+    ("longcat_image_edit", "1 picture beside a caption, of about 1024² pixels"),
     ("flux_kontext", "1 picture beside a caption, of about 1024² pixels")])
 def test_pictures_that_are_conditions(prep, name, wanted):
     told = [" ".join(line.split()) for line in prep("models", name).out.splitlines()]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tiny_pipelines.calls import edited_at, without_picture
 from torch import Tensor
 
 
@@ -163,6 +164,27 @@ def edit_mended(pipeline: Any) -> None:
 EDIT_SIDE = 64
 
 
+def longcat_edit_mended(pipeline: Any) -> None:
+    """The same of LongCat-Image-Edit, which takes one picture and gives what it makes that picture's size; without, it
+    guides and encodes as with one, but for the places of the picture."""
+    kind, place = type(pipeline), pipeline.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+
+    def call(self: Any, image: Any = None, negative_prompt: Any = None, **options: Any) -> Any:
+        options["negative_prompt"] = negative_prompt
+        if image is not None:
+            with edited_at(EDIT_SIDE):
+                return kind.__call__(self, *image, **{name: value for name, value in options.items()
+                                                     if name not in ("height", "width")})
+        return without_picture(self)(**options, enable_prompt_rewrite=False, enable_cfg_renorm=False)
+
+    def told(_: Any, args: Any, named: dict[str, Any]) -> Any:
+        return args, named if "pixel_values" not in named else {
+            **named, "mm_token_type_ids": (named["input_ids"] == place).int()}
+
+    pipeline.text_encoder.register_forward_pre_hook(told, with_kwargs=True)
+    pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
 def painted(picture: Any, mask: Any) -> dict[str, Any]:
     return {"image": picture, "mask_image": mask, "strength": 1.0}
 
@@ -222,6 +244,7 @@ def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str
 NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
 ODD = [(93, 70), (64, 130)]  # cropped to whole tokens
 SMALL_AREA = {"max_area": 64 * 64}  # that of every picture
+AS_WRITTEN = {"enable_prompt_rewrite": False}
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
     Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
@@ -277,6 +300,11 @@ CASES = [
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted),
+    Case(family="longcat_image", build="longcat_image", unguided=NO_CFG | AS_WRITTEN, guided=CFG | AS_WRITTEN,
+         guidance=4.0, packed=flux_packed, normalized=shifted),
+    Case(family="longcat_image_edit", build="longcat_image_edit", unguided=NO_CFG, guided=CFG, guidance=4.0,
+         packed=flux_packed, normalized=shifted, mended=longcat_edit_mended, sizes_shown=[(96, 96)],
+         stretched={(96, 96): (64, 64)}, seen={(96, 96): (64, 64)}),
     Case(family="cogview4", build="cogview4", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
     *(Case(family="sana", build="sana", options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN,
            guidance=4.0, normalized=scaled, encode=lambda vae, image: vae.encode(image).latent, cut=without_padding)

@@ -64,16 +64,16 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: 
     hidden_BLD = conditions.text["hidden"]
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,
-        txt_ids=_numbers(hidden_BLD), img_ids=packing.positions(noised_BChw), return_dict=False)[0]
+        txt_ids=numbers(hidden_BLD), img_ids=packing.positions(noised_BChw), return_dict=False)[0]
     return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
 
 
-def _numbers(hidden_BLD: Tensor) -> Tensor:
+def numbers(hidden_BLD: Tensor) -> Tensor:
     """[L, 3] float32: the number of each token on axes 1 and 2, zero on axis 0."""
     count = hidden_BLD.shape[1]
-    numbers = hidden_BLD.new_zeros((count, 3)).float()
-    numbers[:, 1:] += numbers.new_tensor(range(count))[:, None]
-    return numbers
+    ids = hidden_BLD.new_zeros((count, 3)).float()
+    ids[:, 1:] += ids.new_tensor(range(count))[:, None]
+    return ids
 
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:

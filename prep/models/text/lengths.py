@@ -22,7 +22,7 @@ from prep.models.configs import pipeline_index
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
 from prep.models.files import Model
 from prep.models.fingerprint import TextFiles, text_files
-from prep.models.pipeline import PROCESSOR
+from prep.models.pipeline import PROCESSORS
 from prep.models.text.pipeline import assemble, tokenizers_of
 
 MOST_LAYERS = 128  # hidden states that a pipeline may ask for
@@ -57,8 +57,9 @@ def text_pipeline(model: Model, family: Family, files: TextFiles, tokenizers: Ma
     index = pipeline_index(model)
     encoders = {name: ZeroEncoder(projected=class_of(index, name, model)[1].endswith("WithProjection"))
                 for name in files.encoders}
-    if PROCESSOR in tokenizers:
-        tokenizers[PROCESSOR].looks = False
+    for name in PROCESSORS:
+        if name in tokenizers:
+            tokenizers[name].looks = False
     return assemble(model, family, {**encoders, **tokenizers})
 
 

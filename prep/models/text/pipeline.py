@@ -19,7 +19,7 @@ from prep.models.family import Family
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
-from prep.models.pipeline import PROCESSOR
+from prep.models.pipeline import PICTURES_ALONE, PROCESSOR
 from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, encoder_bytes, is_quantized
 from prep.models.text.tokenizer import load_tokenizer
@@ -64,7 +64,7 @@ def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, A
     # A processor's tokenizer has the class of the other one, if there is one.
     named = {name: "tokenizer" if name == PROCESSOR and "tokenizer" in index else name for name in files.tokenizers}
     tokenizers = {name: load_tokenizer(_class_of(index, named[name], model, family), component)
-                  for name, component in files.tokenizers.items()}
+                  for name, component in files.tokenizers.items() if name != PICTURES_ALONE}
     for name, tokenizer in tokenizers.items():
         render_apart(tokenizer, files.tokenizers[name].folder)
     for name, encoder in files.encoders.items():
@@ -74,6 +74,8 @@ def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, A
     if PROCESSOR in tokenizers:  # it has a tokenizer of its own, and the pipeline asks no other
         tokenizers["tokenizer"] = tokenizers[PROCESSOR]
         tokenizers[PROCESSOR] = load_processor(files.tokenizers[PROCESSOR], tokenizers[PROCESSOR])
+    if PICTURES_ALONE in files.tokenizers:
+        tokenizers[PICTURES_ALONE] = load_processor(files.tokenizers[PICTURES_ALONE], tokenizers["tokenizer"])
     return tokenizers
 
 

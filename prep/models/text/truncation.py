@@ -10,9 +10,10 @@ tokenizers alone. A caption's tokens are those between the template's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from prep.models.configs import pipeline_index
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import text_files
-from prep.models.pipeline import APART, PROCESSOR
+from prep.models.pipeline import APART, PROCESSORS
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
 from prep.models.text.tokenizer import without_panics
@@ -79,7 +80,7 @@ class TruncationFinder:
         pipeline = text_pipeline(model, family, files, tokenizers)
         self._model = model
         named = {name: tokenizer_name(name) for name in files.encoders if tokenizer_name(name) in tokenizers}
-        named |= {name: name for name in APART if name in tokenizers and name != PROCESSOR}  # without an encoder
+        named |= {name: name for name in APART if name in tokenizers and name not in PROCESSORS}  # without an encoder
         with ExitStack() as stack, torch.inference_mode(), without_panics(model):
             seen = {name: stack.enter_context(_watched(tokenizers[there])) for name, there in named.items()}
             try:
@@ -89,8 +90,12 @@ class TruncationFinder:
             except Exception as error:  # some faulty configs fail only here
                 raise ModelError(f"the tokenizers of {model} cannot count the tokens of a caption: {first_line(error)}",
                                  hint=FETCH_AGAIN) from None
-        # A tokenizer whose texts are never cut is not among the readers.
         kinds = {name: _KIND.sub("", class_of(index, name, model)[1]) for name in seen}
+        if (pieces := family.text.pieces) is not None:
+            self._readers = [_Reader(encoder=kinds[name], tokenizer=tokenizers[there], before="", after="", change=str,
+                                     room=options.max_length, added=0, pieces=pieces) for name, there in named.items()]
+            return
+        # A tokenizer whose texts are never cut is not among the readers.
         self._readers = [_reader(kinds[name], tokenizers[named[name]], calls)
                          for name, calls in seen.items() if len(calls) >= len(_PROBES)]
         if family.text.layout == "trimmed" and len(self._readers) == 1:
@@ -141,6 +146,7 @@ class _Reader:
     change: Callable[[str], str]  # of the caption itself
     room: int  # tokens that are kept
     added: int  # tokens for start and end, beside these
+    pieces: Callable[[str], Sequence[str]] | None = None  # those of `TextEncoding`
 
     def within(self, short: int, longest: int) -> _Reader:
         """The reader of a pipeline that may also cut rows: of the first probe to `short` tokens, of any to `longest`.
@@ -173,24 +179,40 @@ class _Reader:
                 for caption, text, length in zip(captions, texts, self._lengths(texts), strict=True)]
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
+        parts = [self._parts(text) for text in texts]
+        counts = iter(self._counts([part for each in parts for part in each]))
+        return [sum(islice(counts, len(each))) for each in parts]
+
+    def _parts(self, text: str) -> Sequence[str]:
+        return [text] if self.pieces is None else self.pieces(text)
+
+    def _counts(self, parts: Sequence[str]) -> list[int]:
         if not self.tokenizer.is_fast:
-            return [len(ids) for ids in self._tokenized(texts)["input_ids"]]
+            return [len(self._tokens(part)["input_ids"]) for part in parts]
         backend = self.tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        return [len(encoding) for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [len(encoding) for encoding in backend.encode_batch_fast(parts, add_special_tokens=False)]
 
-    def _tokenized(self, texts: Sequence[str]) -> Mapping[str, Any]:
-        tokenized: Mapping[str, Any] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False,
-                                                      return_offsets_mapping=self.tokenizer.is_fast)
-        return tokenized
+    def _tokens(self, part: str) -> Any:
+        return self.tokenizer(part, add_special_tokens=False, verbose=False,
+                              return_offsets_mapping=self.tokenizer.is_fast)
+
+    def _tokenized(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text, and where they begin and end in it; nowhere, if the tokenizer does not say."""
+        ids, spans, begin = list[int](), list[tuple[int, int]](), 0
+        for part in self._parts(text):
+            tokens = self._tokens(part)
+            ids += tokens["input_ids"]
+            spans += [(begin + start, begin + end) for start, end in tokens.get("offset_mapping", ())]
+            begin += len(part)
+        return ids, spans
 
     def _truncation(self, caption: str, text: str) -> Truncation | None:
-        whole = self._tokenized([text])
-        ids = whole["input_ids"][0]
+        ids, spans = self._tokenized(text)
         gone = self._gone(ids)
         if self.tokenizer.is_fast:
-            words, mine, lost = self._spelled(caption, text, whole["offset_mapping"][0], gone)
+            words, mine, lost = self._spelled(caption, text, spans, gone)
         else:
             words, mine, lost = self._decoded(ids, gone)
         if not lost or not words:
@@ -200,21 +222,22 @@ class _Reader:
     def _gone(self, ids: Sequence[int]) -> range:
         """The places of tokens that are cut off."""
         places = range(len(ids))
-        return places[:max(0, len(ids) - self.room)] if self.tokenizer.truncation_side == "left" else places[self.room:]
+        if self.pieces is None and self.tokenizer.truncation_side == "left":
+            return places[:max(0, len(ids) - self.room)]
+        return places[self.room:]
 
     def reading(self, caption: str) -> Reading:
         """The caption's tokens, without the template's; "…" is one for the same characters as the token before it."""
         text = f"{self.before}{self.change(caption)}{self.after}"
-        whole = self._tokenized([text])
-        ids = whole["input_ids"][0]
+        ids, spans = self._tokenized(text)
         gone = self._gone(ids)
         if self.tokenizer.is_fast:
-            first, last, spans = len(self.before), len(text) - len(self.after), whole["offset_mapping"][0]
+            first, last = len(self.before), len(text) - len(self.after)
             mine = [number for number, (start, end) in enumerate(spans) if start < last and end > first]
             words = ["…" if number and spans[number] == spans[number - 1] else
                      text[max(spans[number][0], first):min(spans[number][1], last)] for number in mine]
         else:
-            start, end = (len(self._tokenized([part])["input_ids"][0]) for part in (self.before, self.after))
+            start, end = (len(self._tokenized(part)[0]) for part in (self.before, self.after))
             mine = list(range(start, len(ids) - end))
             words = [self.tokenizer.decode([ids[number]], clean_up_tokenization_spaces=False) for number in mine]
         return Reading(encoder=self.encoder, tokens=tuple((word, number not in gone)
@@ -235,7 +258,7 @@ class _Reader:
 
     def _decoded(self, ids: Sequence[int], gone: range) -> tuple[str, int, int]:
         """As `_spelled`, by decoding tokens, for tokenizers that do not say where in the text they are."""
-        first, last = (len(self._tokenized([part])["input_ids"][0]) for part in (self.before, self.after))
+        first, last = (len(self._tokenized(part)[0]) for part in (self.before, self.after))
         mine = range(first, len(ids) - last)
         lost = [number for number in mine if number in gone]
         words = self.tokenizer.decode([ids[number] for number in lost], skip_special_tokens=True,

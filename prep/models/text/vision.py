@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import transformers
 from transformers import BatchFeature
+from transformers.image_transforms import resize
+from transformers.image_utils import ChannelDimension, PILImageResampling
 
 from prep.errors import ModelError
 from prep.models.files import ComponentFiles
@@ -32,7 +34,7 @@ class SeeingProcessor:
 
     def __init__(self, tokenizer: Any, pictures: Any) -> None:
         self.tokenizer, self.room, self.scales, self.looks = tokenizer, None, True, True
-        self._pictures = pictures
+        self.image_processor = pictures  # some pipelines ask for it when they are made
 
     room: int | None
 
@@ -48,7 +50,7 @@ class SeeingProcessor:
         seen, texts, beside = {}, list(text), 0
         if images:
             seen = self._seen([np.asarray(each) for each in images])
-            joined = self._pictures.merge_size ** 2
+            joined = self.image_processor.merge_size ** 2
             counts = [int(grid.prod()) // joined for grid in seen["image_grid_thw"]]
             pieces = texts[0].split(PLACE, len(counts))
             texts = ["".join(piece + PLACE * count for piece, count in zip(pieces, counts, strict=False)) + pieces[-1]]
@@ -59,13 +61,19 @@ class SeeingProcessor:
         return BatchFeature({"input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
                              "mm_token_type_ids": of_pictures, **seen})
 
+    def halved(self, picture: Any) -> Any:
+        """A picture, uint8 [H, W, 3], scaled with Lanczos to half its sides, rounded down, as some pipelines do."""
+        height, width = picture.shape[0] // 2, picture.shape[1] // 2
+        return resize(picture, (height, width), PILImageResampling.LANCZOS, data_format=ChannelDimension.LAST,
+                      input_data_format=ChannelDimension.LAST)
+
     def _seen(self, pictures: Sequence[Any]) -> Any:
         """The parts of pictures, and how many there are of each: frames, rows and columns."""
         if self.looks:
-            return self._pictures(images=list(pictures), input_data_format="channels_last", do_resize=self.scales,
+            return self.image_processor(images=list(pictures), input_data_format="channels_last", do_resize=self.scales,
                                   return_tensors="pt")
-        side = self._pictures.patch_size
-        counts = [self._pictures.get_number_of_image_patches(*picture.shape[:2]) if self.scales else
+        side = self.image_processor.patch_size
+        counts = [self.image_processor.get_number_of_image_patches(*picture.shape[:2]) if self.scales else
                   picture.shape[0] // side * (picture.shape[1] // side) for picture in pictures]
         return {"pixel_values": torch.empty(0), "image_grid_thw": torch.tensor([[1, 1, count] for count in counts])}
 

@@ -16,7 +16,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 
 from prep.models.configs import Configs
-from prep.models.families.ovis import FAMILY, SYSTEM_PROMPT, TEMPLATE_TOKENS, _numbers, predict
+from prep.models.families.ovis import FAMILY, SYSTEM_PROMPT, TEMPLATE_TOKENS, numbers, predict
 from prep.models.family import Conditions, TextOptions
 
 CPU, OPTIONS = torch.device("cpu"), TextOptions(max_length=256)
@@ -67,7 +67,7 @@ def test_the_row_without_a_prompt_is_the_encoding_of_nothing(pipeline):
 def test_text_tokens_are_numbered_as_by_the_pipeline():
     pipeline = tiny_pipelines.build("ovis")
     hidden, _, wanted, _ = tiny_pipelines.encode_prompts(pipeline, ["a cat"])
-    assert torch.equal(_numbers(hidden.bfloat16()), wanted) and wanted[200].tolist() == [0, 200, 200]
+    assert torch.equal(numbers(hidden.bfloat16()), wanted) and wanted[200].tolist() == [0, 200, 200]
 
 
 def test_the_numbers_make_a_difference():

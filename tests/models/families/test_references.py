@@ -20,6 +20,8 @@ from diffusers import (
     Flux2Transformer2DModel,
     Flux3Transformer2DModel,
     FluxTransformer2DModel,
+    LongCatImageEditPipeline,
+    LongCatImageTransformer2DModel,
     ModularPipeline,
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
@@ -34,7 +36,7 @@ from prep.models.families import flux_kontext
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions
 
-STRETCHING = ("flux_kontext", "qwenimage_edit", "qwenimage21")
+STRETCHING = ("flux_kontext", "qwenimage_edit", "qwenimage21", "longcat_image_edit")
 TAKING = [name for name, family in FAMILIES.items() if family.references]
 
 
@@ -69,7 +71,7 @@ def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Pl
     """How the pipeline's own code places a picture; `None` if it refuses it."""
     Blank.scaled.clear()
     try:
-        pipeline(image=beside(pipeline, Blank(size)), height=64, width=64, **embeddings)
+        pipeline(image=beside(pipeline, Blank(size)), **embeddings)
     except Seen as seen:
         scaled, (left, top, right, bottom) = seen.args
         return Placement(scaled=scaled, crop=(left, top), bucket=(right - left, bottom - top))
@@ -87,13 +89,16 @@ def beside(pipeline: Any, picture: Image.Image) -> Any:
 
 def embeddings(pipeline: Any) -> dict[str, Any]:
     """Arguments of a pipeline, beside a picture."""
-    config = pipeline.transformer.config
+    config, size = pipeline.transformer.config, {"height": 64, "width": 64}
     if isinstance(pipeline, ModularPipeline):
         del pipeline._blocks.sub_blocks["text_encoder"]
-        return {f"{prefix}prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim) for prefix in ("", "negative_")}
+        return {f"{prefix}prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim)
+                for prefix in ("", "negative_")} | size
+    if isinstance(pipeline, LongCatImageEditPipeline):
+        return {"prompt": "a caption"}  # its pictures have the size of what is changed
     if "context_in_dim" in config:
-        return {"prompt": "a caption"}  # its embeddings would have to be of the picture
-    found = {"prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim), "guidance_scale": 1.0}
+        return {"prompt": "a caption", **size}  # its embeddings would have to be of the picture
+    found = {"prompt_embeds": torch.zeros(1, 4, config.joint_attention_dim), "guidance_scale": 1.0, **size}
     pooled = config.get("pooled_projection_dim")
     return found | ({"pooled_prompt_embeds": torch.zeros(1, pooled)} if pooled else {})
 
@@ -118,8 +123,9 @@ def test_pictures_are_placed_as_the_pipeline_places_them(name):
             own = family.references.place(size, family.references.resolution)
             as_seen = None if own is None else family.text.vision.place(size, own)
             assert as_seen is None or as_seen.scaled == Blank.scaled[0]
+            shown = Blank.scaled[1] if name == "longcat_image_edit" else Blank.scaled[0]  # half of the other
             try:
-                smart_resize(*Blank.scaled[0][::-1])
+                smart_resize(*shown[::-1])
             except (ValueError, ZeroDivisionError):
                 wanted = None  # the text encoder refuses it
         assert family.references.place(size, family.references.resolution) == wanted
@@ -140,7 +146,7 @@ def test_the_vae_is_given_the_pipeline_s_pixels(name, monkeypatch):
     for size in ((1400, 1111), (300, 111)):
         picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
         with pytest.raises(Seen) as caught:
-            pipeline(image=beside(pipeline, picture), height=64, width=64, **texts)
+            pipeline(image=beside(pipeline, picture), **texts)
         pixels_CHW = caught.value.args[0].squeeze(2)[0]  # of one frame, for a VAE of video
         given = ((pixels_CHW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy()
         if given.shape[2] == 4:  # with transparency
@@ -160,10 +166,13 @@ def test_a_placement_of_any_side_is_of_whole_tokens(name, size, side):
     for picture, scaled, begin, length in zip(size, found.scaled, found.crop, found.bucket, strict=True):
         assert length > 0 and length % token == 0 and begin >= 0 and begin + length <= scaled
         assert name in STRETCHING or (scaled <= picture and scaled - length < token)
+    exact = [side * (picture / other) ** 0.5 for picture, other in zip(size, size[::-1], strict=True)]
+    if name == "longcat_image_edit":  # each side is rounded up
+        assert all(-0.001 < length - wanted < 16.001 for length, wanted in zip(found.bucket, exact, strict=True))
+        return
     area = found.bucket[0] * found.bucket[1]
     if name in ("qwenimage_edit", "qwenimage21"):  # each side is rounded to multiples of 32
-        assert all(abs(length - side * (picture / other) ** 0.5) <= 16.001
-                   for length, picture, other in zip(found.bucket, size, size[::-1], strict=True))
+        assert all(abs(length - wanted) <= 16.001 for length, wanted in zip(found.bucket, exact, strict=True))
         return
     assert area <= 1.06 * side**2, "of Kontext's sizes the largest has 1.051 times the area of a square"
 
@@ -177,7 +186,8 @@ def test_kontext_is_given_a_latent_as_its_pipeline_gives_it():
     pipeline = tiny_pipelines.build("flux_kontext")
     noise, shown = torch.randn(1, 16, 8, 6), torch.randn(1, 16, 4, 10)
     texts, seen = embeddings(pipeline), []
-    del texts["guidance_scale"]
+    for name in ("guidance_scale", "height", "width"):
+        del texts[name]
     pipeline.transformer.register_forward_pre_hook(lambda module, args, given: seen.append(given), with_kwargs=True)
     pipeline(image=shown, latents=flux_kontext.packing.pack(noise), height=64, width=48, max_area=64 * 48,
              num_inference_steps=1, output_type="latent", **texts)
@@ -195,6 +205,7 @@ BLOCKS = {"num_layers": 1, "num_single_layers": 1}
 PUBLISHED = {
     "qwenimage21": (QwenImage21Transformer2DModel, {}, {"hidden": (512, 4096)}),
     "qwenimage_edit": (QwenImageTransformer2DModel, {}, {"hidden": (512, 3584)}),
+    "longcat_image_edit": (LongCatImageTransformer2DModel, {}, {"hidden": (512, 3584)}),
     "flux_kontext": (FluxTransformer2DModel, {"guidance_embeds": True}, {"hidden": (512, 4096), "pooled": (768,)}),
     "flux2": (Flux2Transformer2DModel, {}, {"hidden": (512, 15360)}),
     "flux3": (Flux3Transformer2DModel, {}, {"hidden": (512, 20480)}),

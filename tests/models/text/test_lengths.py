@@ -48,7 +48,7 @@ def test_counted_lengths_are_those_of_the_rows(case, model, encoder, monkeypatch
     family, options = FAMILIES[case.family], options_of(case)
     rows = encoder.encode(CAPTIONS)
     alone = [len(row[ATTENTION_MASK]) for row in (*rows, encoder.unconditional()) if row is not None]
-    assert len(alone) == len(CAPTIONS) + 1 and len(set(alone)) > 2
+    assert len(alone) == len(CAPTIONS) + 1 and (len(set(alone)) > 2 or family.text.shortest == family.text.longest)
     assert max(alone) <= family.text.longest
     negative = [len(row[ATTENTION_MASK]) for row in encoder.encode(CAPTIONS, negative=True) if row is not None]
     monkeypatch.delattr("prep.models.text.pipeline.load_transformers")  # no weights are read

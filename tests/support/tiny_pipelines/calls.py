@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from diffusers.models.transformers import transformer_cosmos as cosmos
+from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit as longcat_image_edit
 from PIL import Image
 
 from tiny_pipelines import tokenizers
@@ -47,9 +48,10 @@ def load(folder: Path, **options: Any) -> Any:
         return load_modular(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, part in index.items() if part == [None, None]}
-    if "processor" in index:  # diffusers would load that of videos, too, which needs torchvision
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "processor")
-        options = {"processor": tokenizers.PROCESSORS[index["processor"][1]](tokenizer)} | options
+    for name, part in index.items():
+        if name.endswith("processor"):  # diffusers would load that of videos, too, which needs torchvision
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name)
+            options = {name: tokenizers.PROCESSORS[part[1]](tokenizer)} | options
     with known_warnings():
         pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
     without_bars(pipeline)
@@ -117,6 +119,8 @@ def encode_prompts(pipeline: Any, prompts: Sequence[str], **options: Any) -> Any
                 return [list(encode.encode_prompt(pipeline, prompt, device="cpu").values()) for prompt in prompts]
             return [encode._get_qwen3_vl_prompt_embeds(pipeline.text_encoder, pipeline.tokenizer, prompt)
                     for prompt in prompts]
+    if isinstance(pipeline, _untyped.LongCatImageEditPipeline):
+        pipeline = without_picture(pipeline)
     taken = inspect.signature(pipeline.encode_prompt).parameters
     usual = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True,
              "prompt_2": None, "prompt_3": None, "prompt_4": None}
@@ -138,6 +142,13 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     if type(pipeline) is diffusers.QwenImageEditPlusPipeline:  # it makes no picture without one
         options = {"image": [Image.new("RGB", (side, side), "white")]} | options
+    if type(pipeline) is diffusers.LongCatImageEditPipeline:  # nor does it, nor of any other size
+        with edited_at(side), known_warnings():
+            made = pipeline(Image.new("RGB", (side, side), "white"), prompt, num_inference_steps=steps,
+                            output_type="np", generator=torch.Generator().manual_seed(seed), **options)
+        return np.asarray(made.images[0])
+    if "enable_prompt_rewrite" in inspect.signature(pipeline.__call__).parameters:
+        options = {"enable_prompt_rewrite": False} | options
     if "mask_image" in inspect.signature(pipeline.__call__).parameters:
         options = {"image": Image.new("RGB", (side, side), "teal"), "mask_image": half_white(side), "strength": 1.0,
                    } | options
@@ -145,6 +156,25 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
         made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
                         generator=torch.Generator().manual_seed(seed), **options)
     return over_white(np.asarray(made.images[0]))
+
+
+def without_picture(pipeline: Any) -> Any:
+    """LongCat-Image's pipeline with the parts of LongCat-Image-Edit's, and its template without the picture's place."""
+    plain = _untyped.LongCatImagePipeline(**pipeline.components)
+    plain.prompt_template_encode_prefix = pipeline.prompt_template_encode_prefix.partition("<|vision_start|>")[0]
+    without_bars(plain)
+    return plain
+
+
+@contextmanager
+def edited_at(side: int) -> Iterator[None]:
+    """Has LongCat-Image-Edit scale pictures to about `side`² pixels, where its code has 1024²."""
+    usual = longcat_image_edit.calculate_dimensions
+    longcat_image_edit.calculate_dimensions = lambda _, ratio: usual(side * side, ratio)
+    try:
+        yield
+    finally:
+        longcat_image_edit.calculate_dimensions = usual
 
 
 def half_white(side: int) -> Image.Image:

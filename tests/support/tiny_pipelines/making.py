@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from tiny_pipelines.calls import known_warnings, without_bars, without_torchvision
-from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, flux3, flux_fill, flux_kontext, ovis
+from tiny_pipelines.families.flux import (
+    chroma,
+    flux,
+    flux2,
+    flux2_klein,
+    flux3,
+    flux_fill,
+    flux_kontext,
+    longcat_image,
+    longcat_image_edit,
+    ovis,
+)
 from tiny_pipelines.families.further import auraflow, cogview4, ernie, hidream, krea2
 from tiny_pipelines.families.single_encoder import (
     anima,
@@ -29,9 +40,11 @@ FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
     for family in (sd15, sd15_inpaint, sd21, sd21_inpaint, sdxl, sdxl_inpaint, sd3, flux, flux_kontext, flux_fill,
                    flux2, flux2_klein, flux3, qwenimage, qwenimage_edit, qwenimage21, zimage, chroma, pixart_alpha,
-                   pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream, anima)
+                   pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, longcat_image, longcat_image_edit, krea2,
+                   ernie, hidream, anima)
 }
-SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
+SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "longcat_image", "longcat_image_edit", "krea2",
+                       "ernie", "hidream"})  # those that few people train
 
 MODULAR = frozenset({"flux3", "anima"})  # those that are published with modular_model_index.json
 

@@ -1,4 +1,4 @@
-"""FLUX.1, FLUX.2, FLUX.3 and the families built like FLUX.1: Chroma and Ovis-Image."""
+"""FLUX.1, FLUX.2, FLUX.3 and the families built like FLUX.1: Chroma, Ovis-Image and LongCat-Image."""
 
 from __future__ import annotations
 
@@ -63,6 +63,23 @@ def ovis() -> Any:
         text_encoder=text_encoders.qwen3(tokenizer), tokenizer=tokenizer,
         transformer=_untyped.OvisImageTransformer2DModel(out_channels=64, **_PACKED),
     )
+
+
+def longcat_image() -> Any:
+    """LongCat-Image: Qwen2.5-VL alone, whose processor serves to rewrite prompts; nothing masks padding."""
+    tokenizer = tokenizers.qwen25_vl()
+    return _untyped.LongCatImagePipeline(
+        scheduler=schedulers.dynamic_flow(3.0), vae=vaes.flux(),
+        text_encoder=text_encoders.qwen25_vl(tokenizer, patch=14), tokenizer=tokenizer,
+        text_processor=tokenizers.qwen2_vl_processor(tokenizer),
+        transformer=_untyped.LongCatImageTransformer2DModel(pooled_projection_dim=WIDTH, **_PACKED),
+    )
+
+
+def longcat_image_edit() -> Any:
+    """LongCat-Image-Edit: the same parts, whose processor shows the text encoder a picture."""
+    return _untyped.LongCatImageEditPipeline(**{
+        name: part for name, part in longcat_image().components.items() if part is not None})
 
 
 def flux2() -> Any:
