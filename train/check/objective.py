@@ -99,6 +99,8 @@ def check_sampler(model: Model, config: Config, manifest: Manifest) -> None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
                           f"'{manifest.family}', expected one of: {', '.join(taken)}",
                           hint="leave sample.sampler out for the usual one")
+    if config.sample.every:
+        FAMILIES[manifest.family].require_library()
     library = LIBRARIES.get(config.sample.sampler or "")
     if library and find_spec(library) is None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which needs the library {library}",
