@@ -1,10 +1,10 @@
 """Kolors: SDXL's UNet and VAE, with ChatGLM3 for the tokens of a caption and for the pooled vector.
 
-Sources: `KolorsPipeline` in diffusers 0.42. Its `encode_prompt` pads captions on the left to 256 tokens, the most that it
-takes, and takes the states before the last layer of ChatGLM (`hidden_states[-2]`) and, for the pooled vector, those
-after it, of the last token (`hidden_states[-1][-1]`), both without the final norm. ChatGLM masks the padding, and
-counts positions from the first token of the text, but its states there are given to the UNet like others, which has no
-mask: they are part of a row. The sizes are SDXL's.
+Sources: `KolorsPipeline` in diffusers 0.42. Its `encode_prompt` pads captions on the left to 256 tokens, the most that
+it allows. It returns the states before ChatGLM's last layer (`hidden_states[-2]`) and, as pooled vector, that of the
+last token after it (`hidden_states[-1][-1]`), both without the final norm. ChatGLM masks the padding and counts
+positions from the first token of the text. The UNet has no mask, so its states of padding are part of a row. Sizes are
+given as to SDXL's.
 
 Without a negative prompt the pipeline encodes "", or fails, if its `force_zeros_for_empty_prompt` is set: it would have
 no pooled vector. So that is not read here.

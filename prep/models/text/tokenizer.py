@@ -12,7 +12,7 @@ import transformers
 from prep.errors import ModelError, first_line, is_panic
 from prep.models.checkpoints.classes import imported
 from prep.models.checkpoints.staging import staged
-from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
+from prep.models.files import FETCH_AGAIN, VOCABULARY, ComponentFiles, Model
 from prep.models.loading import said
 from prep.models.text.trial import NAME, Trial, strings_in, try_first
 
@@ -76,6 +76,8 @@ def _without_chance(tokenizer: Any) -> None:
 
 def _needs_trial(kind: type[Any], files: ComponentFiles) -> bool:
     """Whether a tokenizer of class `kind` treats texts as its file says."""
+    if VOCABULARY in files.small:
+        return True
     fast = transformers.PreTrainedTokenizerFast
     plain = kind is fast or not issubclass(kind, fast)
     data = files.small.get(NAME, b"")

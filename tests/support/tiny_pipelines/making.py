@@ -40,7 +40,8 @@ FAMILIES: Mapping[str, Callable[..., Any]] = {
                    flux2, flux2_klein, flux3, qwenimage, qwenimage_edit, qwenimage21, zimage, chroma, pixart_alpha,
                    pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream, anima, kolors)
 }
-SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream", "kolors"})  # those that few people train
+# Those that few people train.
+SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream", "kolors"})
 
 MODULAR = frozenset({"flux3", "anima"})  # those that are published with modular_model_index.json
 

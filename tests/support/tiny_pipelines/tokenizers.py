@@ -76,7 +76,7 @@ def t5() -> Any:
 
 
 def chatglm() -> Any:
-    """ChatGLM's: sentencepiece's model of single characters; unknown is 0 and pads, on the left.
+    """ChatGLM's: sentencepiece's model of single characters, and of bytes for others; 0 pads, on the left.
 
     As published, its config names the code of its authors.
     """
@@ -85,8 +85,9 @@ def chatglm() -> Any:
 
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["".join(PRINTABLE)]), model_writer=written, model_type="char", vocab_size=200,
-        hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity", minloglevel=2)
+        sentence_iterator=iter(["".join(PRINTABLE)]), model_writer=written, model_type="bpe", vocab_size=400,
+        hard_vocab_limit=False, byte_fallback=True, character_coverage=1.0, normalization_rule_name="identity",
+        minloglevel=2)
     path = Path(tempfile.mkdtemp()) / "tokenizer.model"
     path.write_bytes(written.getvalue())
     made = ChatGLMTokenizer(str(path), auto_map={"AutoTokenizer": ["tokenization_chatglm.ChatGLMTokenizer", None]})
