@@ -272,11 +272,11 @@ class Family:
         """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""
         return self.labels if isinstance(self.labels, Labels) else self.labels(prediction, configs)
 
-    def require_library(self) -> None:
-        """Raises `UsageError` if the family's own library is not installed."""
+    def require_library(self, instead: str = "") -> None:
+        """Raises `UsageError` if the family's own library is not installed; `instead`: what else the hint offers."""
         if self.library and find_spec(self.library) is None:
             raise UsageError(f"text and sample pictures of family '{self.name}' need the package {self.library}, which "
-                             "is not installed", hint=f"pip install 'latentry[{self.name}]'")
+                             "is not installed", hint=f"pip install 'latentry[{self.name}]'{instead}")
 
     @property
     def trained_with(self) -> tuple[str, ...]:

@@ -203,7 +203,7 @@ def test_rows_train_without_its_library_but_draw_no_pictures(model, prep, train,
     assert result.code == 0, result.err
     monkeypatch.setattr(families, "find_spec", lambda name: None)
     check = ["check", tmp_path / "m.json", "--set", "batch_size=1"]
-    assert "need the package sentencepiece" in train(*check).err
+    assert "hint: pip install 'latentry[kolors]', or --set sample.every=0" in train(*check).err
     assert train(*check, "--set", "sample.every=0").code == 0
 
 
