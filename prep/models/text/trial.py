@@ -6,8 +6,8 @@ these parts in a worker, within limits of time and memory, before it goes to the
 
 Most classes of transformers make these parts themselves, and read just the vocabulary: their texts need no trial.
 
-ChatGLM's tokenizer.model normalizes texts, too. sentencepiece reads it, in C++, and files made for that have ended its
-process in releases before 0.2.3. So a worker reads it first, and splits each text.
+ChatGLM's tokenizer.model normalizes texts, too. sentencepiece reads it, in C++, and files made for that end its process
+in release 0.2.1 (google/sentencepiece 1263, 1269). So a worker reads it first, and splits each text.
 """
 
 from __future__ import annotations
