@@ -16,6 +16,7 @@ EXTRAS = {
     "masks": (("scipy",), "prep mask with MaskFormer and Mask2Former"),
     "bnb": (("bitsandbytes",), "text encoders in 8 and 4 bits, a LoRA's base in NF4, AdamW in 8 bits"),
     "optimizers": (("prodigyopt", "schedulefree", "lion-pytorch"), "Prodigy, schedule-free AdamW, Lion"),
+    "kolors": (("sentencepiece",), "captions and sample pictures of Kolors"),
     "gguf": (("gguf",), "models in GGUF files"),
     "tensorboard": (("tensorboard",), "log.tensorboard"),
     "wandb": (("wandb",), "log.wandb"),

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from prep.errors import UsageError
 from prep.geometry import Placement, Size
 from prep.models.configs import Configs
 from prep.models.denoiser.samplers import Solvers
@@ -230,6 +232,7 @@ class Family:
     # Tensors in files of the denoiser that are computed from its config: none is trained, or kept by a run.
     buffers: frozenset[str] = frozenset()
     components: Mapping[str, tuple[Class, ...]]  # the classes that each component may have
+    library: str = ""  # that its text and sample pictures need, and other families do not; in the extra of its name
     optional: frozenset[str] = frozenset()  # components that may be absent
     latent_channels: int
     factor: int  # pixels per latent cell and side
@@ -271,6 +274,12 @@ class Family:
     def labels_of(self, prediction: str, configs: Configs) -> Labels:
         """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""
         return self.labels if isinstance(self.labels, Labels) else self.labels(prediction, configs)
+
+    def require_library(self, instead: str = "") -> None:
+        """Raises `UsageError` if the family's own library is not installed; `instead`: what else the hint offers."""
+        if self.library and find_spec(self.library) is None:
+            raise UsageError(f"text and sample pictures of family '{self.name}' need the package {self.library}, which "
+                             "is not installed", hint=f"pip install 'latentry[{self.name}]'{instead}")
 
     @property
     def trained_with(self) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 from prep.errors import ModelError, first_line
 from prep.parse import brief
 
+KOLORS = "kolors"  # the library, in model_index.json, of the text encoder and tokenizer that diffusers itself has
+VOCABULARY = "tokenizer.model"  # of that tokenizer: sentencepiece's
 INDEX, MODULAR = "model_index.json", "modular_model_index.json"  # what names the components of a pipeline
 CONFIG_BYTES = 1 << 22  # limit for a config or a weight index; the largest known index has half a megabyte
 TOKENIZER_BYTES = 1 << 28  # limit for a tokenizer file; Gemma's has 33 MB
@@ -203,10 +205,14 @@ def refuse_adapter(folder: Path) -> None:
                              hint="merge it with peft (merge_and_unload) and save the model again, or remove it")
 
 
-def refuse_redirection(config: Mapping[str, Any], path: Path) -> None:
-    """Raises `ModelError` if a config makes a library load code or files that no fingerprint covers."""
+def refuse_redirection(config: Mapping[str, Any], path: Path, kind: tuple[str, str] = ("", "")) -> None:
+    """Raises `ModelError` if a config makes a library load code or files that no fingerprint covers; `kind`: library
+    and class of its component.
+
+    The published configs of ChatGLM name the code of its authors. diffusers' classes, which are that code, ignore it.
+    """
     for key, what in LEADS_ELSEWHERE.items():
-        if config.get(key):
+        if config.get(key) and not (key == "auto_map" and kind[0] == KOLORS):
             raise ModelError(f"{path} {what}: {key} is {brief(config[key])}",
                              hint=f"name another model, or remove {key} if the other files are complete")
     for key, value in config.items():

@@ -27,7 +27,9 @@ from prep.models.family import Family, Prediction
 from prep.models.files import (
     CONFIG_BYTES,
     INDEX,
+    KOLORS,
     TOKENIZER_BYTES,
+    VOCABULARY,
     ComponentFiles,
     Model,
     Shape,
@@ -64,7 +66,12 @@ PROCESSORS = (PROCESSOR, PICTURES_ALONE)
 # Components with a tokenizer of which no text encoder has the number. Anima has T5's without T5.
 APART = (*PROCESSORS, "t5_tokenizer")
 _PREPARATION = "preprocessor_config.json"  # of pictures
-_VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
+# Names of files, those that are a vocabulary, and these for people.
+_USUAL_FILES = (_TOKENIZER_FILES, ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"}),
+                "tokenizer.json, vocab.json with merges.txt, or spiece.model")
+# ChatGLM's tokenizer reads no other vocabulary; other models have a tokenizer.model beside what is read of them.
+_OWN_FILES = (("added_tokens.json", "special_tokens_map.json", VOCABULARY, "tokenizer_config.json"), ({VOCABULARY},),
+              VOCABULARY)
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
@@ -175,10 +182,10 @@ def weighted_files(model: Model, name: str) -> ComponentFiles:
     Raises `ModelError` if files are missing, damaged, inconsistent, or lead to other files.
     """
     kind = class_of(pipeline_index(model), name, model)
-    stem, folder = ("model" if kind[0] == "transformers" else "diffusion_pytorch_model"), model / name
+    stem, folder = ("diffusion_pytorch_model" if kind[0] == "diffusers" else "model"), model / name
     small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
     config = parse_config(small["config.json"], folder / "config.json")
-    refuse_redirection(config, folder / "config.json")
+    refuse_redirection(config, folder / "config.json", kind)
     if config.get("flow_map"):
         raise distilled(model)
     part = part_of(model, name) if isinstance(model, SingleFile) else {}
@@ -289,24 +296,23 @@ def tokenizer_files(model: Model, name: str) -> ComponentFiles:
     Without a config a tokenizer has no length, without a vocabulary no ids: transformers loads it all the same, and the
     fault shows late or never.
     """
-    class_of(pipeline_index(model), name, model)
-    folder = model / name
+    kind, folder = class_of(pipeline_index(model), name, model), model / name
     if folder.parent.parent == PUBLISHED:
         return _published_tokenizer(folder)
-    names = [one for one in _TOKENIZER_FILES if os.path.lexists(folder / one)]
+    known, vocabularies, expected = _OWN_FILES if kind[0] == KOLORS else _USUAL_FILES
+    names = [one for one in known if os.path.lexists(folder / one)]
     if "tokenizer_config.json" not in names:
         raise ModelError(f"{folder} has no tokenizer_config.json", hint=elsewhere(folder) or _SAVE_TOKENIZER)
-    if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
-        raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
-                         "spiece.model", hint=_SAVE_TOKENIZER)
+    if not any(vocabulary <= set(names) for vocabulary in vocabularies):
+        raise ModelError(f"{folder} has no vocabulary, expected {expected}", hint=_SAVE_TOKENIZER)
     if name in PROCESSORS:
         if not os.path.lexists(folder / _PREPARATION):
             raise ModelError(f"{folder} has no {_PREPARATION}", hint="download the model again")
         names.append(_PREPARATION)
     small = {one: read_small(folder / one, TOKENIZER_BYTES) for one in names}
     config = parse_config(small["tokenizer_config.json"], folder / "tokenizer_config.json")
-    refuse_redirection(config, folder / "tokenizer_config.json")
-    return ComponentFiles(folder=folder, config=config, small=small, weights=())
+    refuse_redirection(config, folder / "tokenizer_config.json", kind)
+    return ComponentFiles(folder=folder, config=config, small=small, weights=(), kind=kind)
 
 
 def _published_tokenizer(folder: Path) -> ComponentFiles:

@@ -96,8 +96,8 @@ class Lora:
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet, Qwen-Image and Anima, else "
                              "those of diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, "
-                             "CogView4, Ovis-Image, LongCat-Image and FLUX.3; a run that an earlier version began "
-                             "keeps its names")
+                             "Kolors, CogView4, Ovis-Image, LongCat-Image and FLUX.3; a run that an earlier version "
+                             "began keeps its names")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,18 +29,17 @@ FORMER = {"Lumina2Text2ImgPipeline"}  # names that diffusers has given up
 
 def test_every_listed_class_is_one_of_its_library():
     import diffusers
-    import transformers
 
+    from prep.models.checkpoints.classes import imported
     from prep.models.families.registry import FAMILIES
 
-    libraries = {"diffusers": diffusers, "transformers": transformers}
     for family in FAMILIES.values():
         assert {family.denoiser, "vae", "text_encoder"} <= set(family.components)
         assert {"tokenizer", "processor"} & set(family.components)
         assert all(hasattr(diffusers, pipeline) for pipeline in set(family.pipelines) - FORMER)
         for known in family.components.values():
             for library, kind in known:
-                assert getattr(libraries[library], kind).__name__, kind
+                assert imported((library, kind)).__name__, kind
 
 
 def test_a_text_part_that_another_family_has(tmp_path):

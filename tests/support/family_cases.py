@@ -320,6 +320,8 @@ CASES = [
          normalized=ernie_normalized),
     Case(family="anima", build="anima", unguided=NO_CFG, guided=CFG, guidance=4.0, encode=of_video,
          packed=lambda latent: latent[:, :, None], normalized=by_channel, mended=modular_mended),
+    Case(family="kolors", build="kolors", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled,
+         padded_left=True),
 ]
 
 

@@ -195,8 +195,10 @@ def config(component: str, file: str = "config.json", **values: Any) -> Change:
 def tokenizer(component: str) -> Change:
     """The same values, in a file of other bytes."""
     def change(world: World) -> None:
-        path = world.model / component / "tokenizer.json"
-        path.write_bytes(path.read_bytes() + b"\n")
+        path, more = world.model / component / "tokenizer.json", b"\n"
+        if not path.exists():  # sentencepiece's: a field of protobuf that it does not know
+            path, more = path.with_suffix(".model"), b"\x78\x01"
+        path.write_bytes(path.read_bytes() + more)
     return change
 
 

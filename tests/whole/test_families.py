@@ -264,7 +264,8 @@ def test_settings_that_a_flow_has_not(case, made):
     assert fault.hint == "leave sample.sampler out for the usual one"
     unknown = "lora.format is 'kohya', but kohya's names are not known for this family of models"
     assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis",
-                                                 "longcat_image", "longcat_image_edit", "qwenimage21", "flux3"))
+                                                 "longcat_image", "longcat_image_edit", "qwenimage21", "flux3",
+                                                 "kolors"))
 
 
 @pytest.mark.few

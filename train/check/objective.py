@@ -84,7 +84,7 @@ def check_guidance(model: Model, config: Config, manifest: Manifest) -> None:
 
 def check_sampler(model: Model, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule, or
-    not without a library, or not in so many steps."""
+    not without a library, or not in so many steps; `UsageError` without the library of the family."""
     taken: Sequence[str] = DIFFUSION
     scheduler = scheduler_config(model)
     if prediction_of(config, manifest) == "flow":
@@ -99,6 +99,8 @@ def check_sampler(model: Model, config: Config, manifest: Manifest) -> None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
                           f"'{manifest.family}', expected one of: {', '.join(taken)}",
                           hint="leave sample.sampler out for the usual one")
+    if config.sample.every:
+        FAMILIES[manifest.family].require_library(", or --set sample.every=0")
     library = LIBRARIES.get(config.sample.sampler or "")
     if library and find_spec(library) is None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which needs the library {library}",

@@ -78,6 +78,8 @@ def known_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # Chroma's transformer in diffusers 0.42 imports a class from where diffusers no longer wants it imported.
         warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
+        # Its ChatGLM compiles a function as torch no longer wants it compiled.
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
         yield
 
 

@@ -150,6 +150,7 @@ def _has(*names: str) -> Callable[[_Shapes], bool]:
 
 # The first that is true. Both names of each: the authors', and diffusers'.
 _FAMILIES: tuple[tuple[str, Callable[[_Shapes], bool]], ...] = (
+    ("kolors", lambda shapes: _is_unet(shapes) and "encoder_hid_proj.weight" in shapes),
     ("sdxl", lambda shapes: _is_unet(shapes) and any(name.startswith(("label_emb.", "add_embedding."))
                                                     for name in shapes)),
     ("sd21", lambda shapes: _is_unet(shapes) and _context(shapes) == 1024),

@@ -19,6 +19,7 @@ from torch import Tensor
 from prep.errors import ModelError, first_line
 from prep.formatting import join_texts
 from prep.models.checkpoints.bounds import TooMuch, build, limited, of_diffusers
+from prep.models.checkpoints.classes import imported
 from prep.models.checkpoints.contents import name_configs
 from prep.models.checkpoints.gguf import QUANTIZED
 from prep.models.checkpoints.original import Fit, Made, Way, fit, ways_of_diffusers, ways_of_encoder
@@ -65,17 +66,12 @@ class Converted(Stored):
 
 def empty_model(files: ComponentFiles) -> Any:
     """The model that the config in `files` describes, without memory. Raises `ModelError`."""
-    library, kind = files.kind
     try:
         with limited(files.tensors), torch.device("meta"):
-            if library == "diffusers":
-                import diffusers  # here: only single files are built here
-
-                return of_diffusers(getattr(diffusers, kind), files)
+            if files.kind[0] == "diffusers":
+                return of_diffusers(imported(files.kind), files)
             with staged(files) as folder:
-                import transformers  # as above
-
-                return build(getattr(transformers, kind), folder)
+                return build(imported(files.kind), folder)
     except ModelError:
         raise
     except (TooMuch, MemoryError):
@@ -143,7 +139,7 @@ class _Read:
 
 def _ways(files: ComponentFiles, stored: Stored, model: Any) -> Iterator[Way]:
     part = {name: there for name, there in files.part.items() if there not in stored.scales.beside}
-    if files.kind[0] == "transformers":
+    if files.kind[0] != "diffusers":
         name, there = next(iter(part.items()))
         yield from ways_of_encoder(there.removesuffix(name), part, model)
     else:

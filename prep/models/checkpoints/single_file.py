@@ -141,7 +141,7 @@ def _write_weights(files: ComponentFiles, target: Path) -> int:
             shutil.copyfile(path, target / files.weight_name(path))
         return 0
     stored = weights_of(files, empty_model(files))
-    stem = "model" if files.kind[0] == "transformers" else "diffusion_pytorch_model"
+    stem = "diffusion_pytorch_model" if files.kind[0] == "diffusers" else "model"
     layout = {name: (DTYPES[tensor.dtype], tensor.shape) for name, tensor in stored.tensors.items()}
     write(target / f"{stem}.safetensors", layout, (_finite(stored, name, files) for name in layout))
     return len(stored.source.scales.of) if isinstance(stored, ConvertedWeights) else 0

@@ -13,12 +13,12 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers
 
 from prep.errors import OutOfMemoryError, UsageError
 from prep.formatting import format_bytes
 from prep.geometry import Size
 from prep.models.checkpoints.bounds import known_warnings, of_diffusers, require_room
+from prep.models.checkpoints.classes import imported
 from prep.models.components import class_of
 from prep.models.configs import pipeline_index
 from prep.models.device.allocator import has_huge_pages, keeps_heap
@@ -81,7 +81,7 @@ def text_peak(model: Model, family: Family, options: TextOptions, compute: str, 
     files, index = text_files(model), pipeline_index(model)
     configs, found = encoder_configs(model, family, files), []
     for name, each in files.encoders.items():
-        kind = getattr(transformers, class_of(index, name, model)[1])
+        kind = imported(class_of(index, name, model))
         layers = not kind.__name__.startswith(("T5", "UMT5"))  # of which pipelines take the last one
         length = options.max_length
         if kind.__name__.startswith("CLIP"):

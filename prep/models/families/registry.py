@@ -16,6 +16,7 @@ from prep.models.families import (
     flux_fill,
     flux_kontext,
     hidream,
+    kolors,
     krea2,
     longcat_image,
     longcat_image_edit,
@@ -69,6 +70,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     krea2.FAMILY,
     ernie.FAMILY,
     anima.FAMILY,
+    kolors.FAMILY,
 )}  # fmt: skip
 
 

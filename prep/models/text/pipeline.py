@@ -13,9 +13,10 @@ import torch
 import transformers
 
 from prep.errors import ModelError
+from prep.models.checkpoints.classes import imported
 from prep.models.components import class_of
 from prep.models.configs import Configs, index_file, pipeline_index
-from prep.models.family import Family
+from prep.models.family import Class, Family
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
@@ -55,21 +56,22 @@ def encoder_configs(model: Model, family: Family, files: TextFiles) -> dict[str,
 
 
 def _encoder_class(model: Model, family: Family, name: str) -> Any:
-    return getattr(transformers, _class_of(pipeline_index(model), name, model, family))
+    return imported(_class_of(pipeline_index(model), name, model, family))
 
 
 def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, Any]:
-    """The tokenizers of `model` by component name. Raises `ModelError`."""
+    """The tokenizers of `model` by component name. Raises `ModelError`, and `UsageError` without a library."""
     index = pipeline_index(model)
     # A processor's tokenizer has the class of the other one, if there is one.
     named = {name: "tokenizer" if name == PROCESSOR and "tokenizer" in index else name for name in files.tokenizers}
-    tokenizers = {name: load_tokenizer(_class_of(index, named[name], model, family), component)
+    family.require_library()
+    tokenizers = {name: load_tokenizer(_class_of(index, named[name], model, family)[1], component)
                   for name, component in files.tokenizers.items() if name != PICTURES_ALONE}
     for name, tokenizer in tokenizers.items():
         render_apart(tokenizer, files.tokenizers[name].folder)
     for name, encoder in files.encoders.items():
         tokenizer = tokenizers.get(tokenizer_name(name))
-        if tokenizer is not None and _class_of(index, name, model, family).startswith("CLIPText"):
+        if tokenizer is not None and _class_of(index, name, model, family)[1].startswith("CLIPText"):
             _check_length(tokenizer, encoder, name, model)
     if PROCESSOR in tokenizers:  # it has a tokenizer of its own, and the pipeline asks no other
         tokenizers["tokenizer"] = tokenizers[PROCESSOR]
@@ -83,13 +85,15 @@ def assemble(model: Model, family: Family, parts: Mapping[str, Any], instead: st
     """The family's pipeline of `parts`, or one of the class `instead`; every other component is `None`. Plain values
     come from model_index.json.
 
-    For a missing denoiser, the pipeline has those values of its config on which text depends.
+    For a missing denoiser, the pipeline has those values of its config on which text depends. Raises `ModelError`, and
+    `UsageError` without a library.
     """
     index = pipeline_index(model)
     name = index.get("_class_name")
     # A model may name a pipeline by a name that this release of diffusers no longer has.
     known = name in family.pipelines and hasattr(diffusers, str(name))
-    kind = getattr(diffusers, instead or (str(name) if known else family.pipelines[0]))
+    family.require_library()
+    kind = imported(("diffusers", instead or (str(name) if known else family.pipelines[0])))
     if issubclass(kind, diffusers.ModularPipeline):
         return _modular(kind, parts, denoises=family.denoiser in parts)
     parameters = inspect.signature(kind.__init__).parameters.values()
@@ -146,14 +150,14 @@ def _never(parameters: Any) -> dict[str, bool]:
     return {parameter.name: False for parameter in parameters if parameter.name in off}
 
 
-def _class_of(index: Mapping[str, Any], name: str, model: Model, family: Family) -> str:
-    """The transformers class of a text part, which must be one that the family has. Raises `ModelError`."""
+def _class_of(index: Mapping[str, Any], name: str, model: Model, family: Family) -> Class:
+    """Library and class of a text part, which must be one that the family has. Raises `ModelError`."""
     declared, known = class_of(index, name, model), family.components.get(name, ())
     if declared not in known:
         raise ModelError(f"{name} in {index_file(model)} is a {declared[1]}, expected "
                          f"{' or '.join(kind for _, kind in known) or 'no such component'} in family '{family.name}'",
                          hint="name another model, or set its family in [model]")
-    return declared[1]
+    return declared
 
 
 def spoken(component: str) -> str:

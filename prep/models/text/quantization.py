@@ -25,7 +25,7 @@ from prep.errors import UsageError
 NONE = "none"
 BLOCK, SCALE_BYTES = 64, 4  # of NF4: weights that share a scale; a scale is a float32
 # The matrices that stay as they are, by the end of their names.
-_WHOLE = re.compile(r"(?:^|\.)(?:shared|\w*embed\w*|relative_attention_bias|lm_head|wo)\.weight$")
+_WHOLE = re.compile(r"(?:^|\.)(?:shared|\w*embed\w*|relative_attention_bias|lm_head|output_layer|wo)\.weight$")
 
 
 def is_quantized(encoder: str, quantization: str) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import transformers
 
 from prep.errors import ModelError, first_line, is_panic
+from prep.models.checkpoints.classes import imported
 from prep.models.checkpoints.staging import staged
-from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
+from prep.models.files import FETCH_AGAIN, VOCABULARY, ComponentFiles, Model
 from prep.models.loading import said
 from prep.models.text.trial import NAME, Trial, strings_in, try_first
 
@@ -34,12 +35,12 @@ PROCESSORS: Mapping[str, str] = {"AutoProcessor": "AutoTokenizer", "PixtralProce
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
-    """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
+    """Loads the tokenizer of `files` as the class `class_name` of their library, by default transformers.
 
     For a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
     processor itself does; text has the same tokens, each time. Raises `ModelError`.
     """
-    kind = getattr(transformers, PROCESSORS.get(class_name, class_name))
+    kind = imported((files.kind[0] or "transformers", PROCESSORS.get(class_name, class_name)))
     try:
         trial = Trial(files) if _needs_trial(kind, files) else None
         if trial is not None:
@@ -75,6 +76,8 @@ def _without_chance(tokenizer: Any) -> None:
 
 def _needs_trial(kind: type[Any], files: ComponentFiles) -> bool:
     """Whether a tokenizer of class `kind` treats texts as its file says."""
+    if VOCABULARY in files.small:
+        return True
     fast = transformers.PreTrainedTokenizerFast
     plain = kind is fast or not issubclass(kind, fast)
     data = files.small.get(NAME, b"")

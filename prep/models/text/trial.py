@@ -5,6 +5,9 @@ by regular expressions. Both may take longer than anybody waits, or more memory 
 these parts in a worker, within limits of time and memory, before it goes to the tokenizer itself, which does the same.
 
 Most classes of transformers make these parts themselves, and read just the vocabulary: their texts need no trial.
+
+ChatGLM's tokenizer.model normalizes texts, too. sentencepiece reads it, in C++, and files made for that end its process
+in release 0.2.1 (google/sentencepiece 1263, 1269). So a worker reads it first, and splits each text.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from prep.errors import ModelError, first_line, is_panic
-from prep.models.files import ComponentFiles
+from prep.models.files import VOCABULARY, ComponentFiles
 from prep.parse import Unparsed
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits, Service, Task
@@ -27,17 +30,18 @@ from prep.workers.service import Limits, Service, Task
 LIMITS = Limits(seconds=20, memory=2 << 30)  # for one question: it takes a tenth of a second and 300 MB
 MOST_AT_ONCE = 1 << 18  # characters of a question, unless one text has more
 MOST_ADDED = 1 << 20  # characters of a text, beside its own
-HINT = "take the tokenizer.json of the model's authors"
 NAME = "tokenizer.json"
+HINT = f"take the {NAME} of the model's authors"
 
 
 class Trial:
     """The trial of texts for one tokenizer; `ask` raises `ModelError` for one that takes too long or too much."""
 
     def __init__(self, files: ComponentFiles) -> None:
-        """Raises `Unparsed` for a file that is no JSON."""
-        self._folder = files.folder
-        self._parts = _parts_of(files.small[NAME])
+        """Raises `Unparsed` for a tokenizer.json that is no JSON."""
+        self._folder, whole = files.folder, files.small.get(VOCABULARY)
+        self._hint = HINT if whole is None else HINT.replace(NAME, VOCABULARY)
+        self._parts = (_parts_of(files.small[NAME]), b"") if whole is None else ("", whole)
         self._pool = WorkerPool(SERVICE, most=1)
         weakref.finalize(self, self._pool.close)
 
@@ -55,18 +59,27 @@ class Trial:
 
     def _ask(self, texts: list[str]) -> None:
         try:
-            (failure,) = self._pool.ask(TRY, (self._parts, texts), LIMITS)
+            (failure,) = self._pool.ask(TRY, (*self._parts, texts), LIMITS)
         except WorkerLost as lost:
             failure = lost.detail
         if failure:
             raise ModelError(f"the tokenizer in {self._folder} cannot take a text within its limits: {failure}",
-                             hint=HINT)
+                             hint=self._hint)
 
 
 def try_first(tokenizer: Any, trial: Trial) -> None:
-    """From now on each text is tried before `tokenizer` gets it, whichever of its methods is called."""
+    """From now on each text is tried before `tokenizer` gets it, whichever of its methods is called; of one that has no
+    part in Rust, and takes texts one by one, where it is called itself."""
     if tokenizer.is_fast:
         tokenizer._tokenizer = _Tried(tokenizer._tokenizer, trial)
+        return
+    kind = type(tokenizer)
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        trial.ask(strings_in([args, options]))
+        return kind.__call__(self, *args, **options)
+
+    tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _Tried:
@@ -118,36 +131,51 @@ def _parts_of(data: bytes) -> str:
 # ---- in a worker -----------------------------------------------------------------------------------------------------
 
 
-def _tried(question: tuple[str, list[str]]) -> Iterator[str]:
-    """Yields the reason why texts cannot be taken; "" if they can."""
-    parts, texts = question
+def _tried(question: tuple[str, bytes, list[str]]) -> Iterator[str]:
+    """Yields the reason why texts cannot be taken; "" if they can. The question has the parts of a tokenizer.json or
+    the bytes of a tokenizer.model, the other being empty."""
+    *parts, texts = question
     try:
-        yield _failure(_made(parts), texts)
+        yield _failure(_made(*parts), texts)
     except MemoryError:
         raise
-    except BaseException as error:  # what a tokenizer.json does may raise anything
+    except BaseException as error:  # what a model's file does may raise anything
         if not (is_panic(error) or isinstance(error, Exception)):
             raise
         yield f"{first_line(error)}"[:300]
 
 
-def _failure(made: Any, texts: list[str]) -> str:
-    normalizer = made.normalizer
-    for text in texts if normalizer is not None else ():
-        if (length := len(normalizer.normalize_str(text))) > len(text) + MOST_ADDED:
+def _failure(made: _Made, texts: list[str]) -> str:
+    for text in texts:
+        if (length := len(made.normalize(text))) > len(text) + MOST_ADDED:
             return f"it makes {length} characters of {len(text)}"
-    made.encode_batch_fast(texts, add_special_tokens=False)
+    made.split(texts)
     return ""
 
 
+class _Made(NamedTuple):
+    """What a tokenizer does with texts."""
+
+    normalize: Callable[[str], str]
+    split: Callable[[list[str]], object]
+
+
 @functools.lru_cache(maxsize=4)
-def _made(parts: str) -> Any:
-    return Tokenizer.from_str(parts)
+def _made(parts: str, whole: bytes) -> _Made:
+    if whole:
+        import sentencepiece  # an extra
+
+        model = sentencepiece.SentencePieceProcessor(model_proto=whole)
+        return _Made(model.normalize, lambda texts: [model.encode(text) for text in texts])
+    made = Tokenizer.from_str(parts)
+    normalizer = made.normalizer
+    return _Made(str if normalizer is None else normalizer.normalize_str,
+                 functools.partial(made.encode_batch_fast, add_special_tokens=False))
 
 
 def _prepare() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of their own would take memory
 
 
-TRY = Task(name="try", question=tuple[str, list[str]], part=str, work=_tried)
+TRY = Task(name="try", question=tuple[str, bytes, list[str]], part=str, work=_tried)
 SERVICE = Service(module=__name__, tasks=(TRY,), prepare=_prepare)

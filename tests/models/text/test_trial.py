@@ -115,7 +115,7 @@ def test_pipelines_whose_classes_make_their_parts_start_no_worker(tmp_path, name
     for tokenizer in found.values():
         before = len(asked)
         tokenizer("a red cat")
-        made_by_class = "TokenizersBackend" not in type(tokenizer).__mro__[1].__name__
+        made_by_class = type(tokenizer).__mro__[1].__name__ not in ("TokenizersBackend", "ChatGLMTokenizer")
         assert (len(asked) == before) == made_by_class, type(tokenizer).__mro__
 
 

@@ -30,6 +30,8 @@ def known_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # Chroma's transformer imports a class from where diffusers no longer wants it imported.
         warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
+        # ChatGLM compiles a function as torch no longer wants it compiled.
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
         # Schedulers call np.array(tensor); NumPy 2 would like torch's tensors to know `copy`.
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning,
                                 r"diffusers\.schedulers\.")

@@ -34,17 +34,27 @@ from tiny_pipelines.families.single_encoder import (
     sana,
     zimage,
 )
-from tiny_pipelines.families.stable_diffusion import sd3, sd15, sd15_inpaint, sd21, sd21_inpaint, sdxl, sdxl_inpaint
+from tiny_pipelines.families.stable_diffusion import (
+    kolors,
+    sd3,
+    sd15,
+    sd15_inpaint,
+    sd21,
+    sd21_inpaint,
+    sdxl,
+    sdxl_inpaint,
+)
 
 FAMILIES: Mapping[str, Callable[..., Any]] = {
     family.__name__: family
     for family in (sd15, sd15_inpaint, sd21, sd21_inpaint, sdxl, sdxl_inpaint, sd3, flux, flux_kontext, flux_fill,
                    flux2, flux2_klein, flux3, qwenimage, qwenimage_edit, qwenimage21, zimage, chroma, pixart_alpha,
                    pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, longcat_image, longcat_image_edit, krea2,
-                   ernie, hidream, anima)
+                   ernie, hidream, anima, kolors)
 }
-SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "longcat_image", "longcat_image_edit", "krea2",
-                       "ernie", "hidream"})  # those that few people train
+# Those that few people train.
+SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "longcat_image", "longcat_image_edit", "krea2", "ernie",
+                       "hidream", "kolors"})
 
 MODULAR = frozenset({"flux3", "anima"})  # those that are published with modular_model_index.json
 

@@ -17,6 +17,14 @@ def ddim(prediction: str = "epsilon") -> Any:
     )
 
 
+def kolors() -> Any:
+    """Kolors': 1100 levels, which end in more noise than Stable Diffusion's."""
+    return _untyped.EulerDiscreteScheduler(
+        beta_start=0.00085, beta_end=0.014, beta_schedule="scaled_linear", num_train_timesteps=1100, steps_offset=1,
+        timestep_spacing="leading",
+    )
+
+
 def pixart() -> Any:
     """PixArt's: betas that grow linearly."""
     return _untyped.DPMSolverMultistepScheduler(beta_start=0.0001, beta_end=0.02, beta_schedule="linear")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import transformers
 
 _untyped: Any = transformers  # older releases lack some of the classes: they are looked up when a pipeline is built
@@ -52,6 +53,21 @@ def language_model_sizes(tokenizer: Any, *, layers: int) -> dict[str, Any]:
             "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
             "max_position_embeddings": 8192, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id}
+
+
+def chatglm(tokenizer: Any) -> Any:
+    """ChatGLM3, of which diffusers has a model of its own; two groups of keys and values."""
+    from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig, ChatGLMModel
+
+    made = ChatGLMModel(ChatGLMConfig(
+        num_layers=3, padded_vocab_size=tokenizer.vocab_size, hidden_size=WIDTH, ffn_hidden_size=2 * WIDTH,
+        kv_channels=8, num_attention_heads=4, multi_query_attention=True, multi_query_group_num=2, add_qkv_bias=True,
+        original_rope=True, seq_length=512, auto_map={"AutoModel": "modeling_chatglm.ChatGLMModel"},
+    ), empty_init=False)
+    for module in made.modules():
+        if hasattr(module, "eps"):  # a norm, whose weights nothing has set
+            torch.nn.init.normal_(module.weight, 1.0, 0.1)
+    return made
 
 
 def qwen3(tokenizer: Any, *, layers: int = 3) -> Any:

@@ -5,9 +5,15 @@ They need transformers 5, whose tokenizers take a vocabulary as an argument.
 
 from __future__ import annotations
 
+import io
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import transformers
 from tokenizers.processors import TemplateProcessing
 
@@ -67,6 +73,26 @@ def t5() -> Any:
     scored = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), (WORD_MARK, -2.0)]
     scored += [(letter, -3.0) for letter in PRINTABLE]
     return _untyped.T5Tokenizer(vocab=scored, extra_ids=0, model_max_length=512)
+
+
+def chatglm() -> Any:
+    """ChatGLM's: sentencepiece's model of single characters, and of bytes for others; 0 pads, on the left.
+
+    As published, its config names the code of its authors.
+    """
+    sentencepiece = pytest.importorskip("sentencepiece", reason="ChatGLM's tokenizer needs it")
+    from diffusers.pipelines.kolors.tokenizer import ChatGLMTokenizer
+
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["".join(PRINTABLE)]), model_writer=written, model_type="bpe", vocab_size=400,
+        hard_vocab_limit=False, byte_fallback=True, character_coverage=1.0, normalization_rule_name="identity",
+        minloglevel=2)
+    path = Path(tempfile.mkdtemp()) / "tokenizer.model"
+    path.write_bytes(written.getvalue())
+    made = ChatGLMTokenizer(str(path), auto_map={"AutoTokenizer": ["tokenization_chatglm.ChatGLMTokenizer", None]})
+    weakref.finalize(made, shutil.rmtree, path.parent)  # it is copied from there when it is saved
+    return made
 
 
 def qwen(special: Sequence[str] = CHAT, *, template: str = CHAT_TEMPLATE, pad_side: str = "right",

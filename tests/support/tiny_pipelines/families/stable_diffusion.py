@@ -1,4 +1,4 @@
-"""Stable Diffusion 1.5 to 3.5, and SDXL."""
+"""Stable Diffusion 1.5 to 3.5, SDXL, and Kolors."""
 
 from __future__ import annotations
 
@@ -75,6 +75,20 @@ def sdxl(second_width: int = WIDTH) -> Any:
         vae=vaes.sdxl(), text_encoder=text_encoders.clip(first), tokenizer=first,
         text_encoder_2=text_encoders.projected_clip(second, width=second_width), tokenizer_2=second, unet=unet,
         scheduler=schedulers.ddim(), force_zeros_for_empty_prompt=True, add_watermarker=False,
+    )
+
+
+def kolors() -> Any:
+    """Kolors: SDXL's UNet, which projects the states of ChatGLM, and another schedule."""
+    tokenizer = tokenizers.chatglm()
+    unet = _unet(
+        24, attention_head_dim=(2, 4), use_linear_projection=True, transformer_layers_per_block=(1, 2),
+        encoder_hid_dim=WIDTH, encoder_hid_dim_type="text_proj", addition_embed_type="text_time",
+        addition_time_embed_dim=8, projection_class_embeddings_input_dim=6 * 8 + WIDTH,
+    )
+    return _untyped.KolorsPipeline(
+        vae=vaes.sdxl(), text_encoder=text_encoders.chatglm(tokenizer), tokenizer=tokenizer, unet=unet,
+        scheduler=schedulers.kolors(),
     )
 
 
