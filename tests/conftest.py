@@ -91,7 +91,7 @@ _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", 
 # Families that differ from another by numbers alone, or by a part that a third one has.
 TWINS = {"sd21": "sd15", "sd21_inpaint": "sd15_inpaint", "pixart_sigma": "pixart_alpha",
          "flux2_klein": "flux2", "flux_kontext": "flux", "qwenimage_edit": "qwenimage", "sdxl_inpaint": "sdxl",
-         "longcat_image_edit": "longcat_image"}
+         "longcat_image": "ovis", "longcat_image_edit": "longcat_image", "kolors": "sdxl"}
 # What is left of a test that is marked few, if the mark names no others: a UNet, one with more conditions, and
 # transformers whose text has one length, trimmed rows, and a mask.
 FEW = {"sd15", "sdxl", "flux", "zimage", "qwenimage"}
