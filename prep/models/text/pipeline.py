@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from prep.errors import ModelError
+from prep.models.checkpoints.bounds import known_warnings
 from prep.models.checkpoints.classes import imported
 from prep.models.components import class_of
 from prep.models.configs import Configs, index_file, pipeline_index
@@ -91,7 +92,8 @@ def assemble(model: Model, family: Family, parts: Mapping[str, Any], instead: st
     index = pipeline_index(model)
     name = index.get("_class_name")
     # A model may name a pipeline by a name that this release of diffusers no longer has.
-    known = name in family.pipelines and hasattr(diffusers, str(name))
+    with known_warnings():
+        known = name in family.pipelines and hasattr(diffusers, str(name))
     family.require_library()
     kind = imported(("diffusers", instead or (str(name) if known else family.pipelines[0])))
     if issubclass(kind, diffusers.ModularPipeline):
