@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prep.recipe.convert import kohya_training, onetrainer_training
+from prep.recipe.convert.kohya import training as kohya_training
+from prep.recipe.convert.onetrainer import training as onetrainer_training
 
 PAGE = Path(__file__).parents[2] / "manifests" / "migration.md"
 ROW = re.compile(r"^\| `(.+?)` \| `(.+?)` \| (recipe|train\.toml) \|$", re.MULTILINE)

@@ -13,8 +13,14 @@ import yaml
 from prep.errors import ConfigError, PathError
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import aitoolkit, kohya, kohya_training, musubi, onetrainer, onetrainer_training, simpletuner
+from prep.recipe.convert import simpletuner
+from prep.recipe.convert.aitoolkit import dataset as aitoolkit
 from prep.recipe.convert.draft import ConvertedRecipe
+from prep.recipe.convert.kohya import dataset as kohya
+from prep.recipe.convert.kohya import training as kohya_training
+from prep.recipe.convert.musubi import dataset as musubi
+from prep.recipe.convert.onetrainer import concepts as onetrainer
+from prep.recipe.convert.onetrainer import training as onetrainer_training
 
 MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
 MOST_SOURCES = 10_000

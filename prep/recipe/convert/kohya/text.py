@@ -9,8 +9,8 @@ from typing import Any
 
 from prep.errors import PathError
 from prep.recipe.convert.draft import ToolConfig
+from prep.recipe.convert.kohya.family import family_of, is_flow, of_gui
 from prep.recipe.convert.prompts import Sampled, prompt_text
-from prep.recipe.convert.settings.kohya_family import family_of, is_flow, of_gui
 from prep.recipe.convert.text import fit_text
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.prompts import prompts_of, read_prompt_file

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from prep.parse import Unparsed
-from prep.recipe.convert import kohya
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
-from prep.recipe.convert.settings.kohya_adapters import put_method
-from prep.recipe.convert.settings.kohya_family import DEFAULTS, PREFIXES, is_gui
-from prep.recipe.convert.settings.kohya_noise import put_noise
-from prep.recipe.convert.settings.kohya_optimizer import put_optimizer, put_schedule
-from prep.recipe.convert.settings.kohya_text import prompts_for, text_of
-from prep.recipe.convert.settings.kohya_times import put_times
+from prep.recipe.convert.kohya import dataset
+from prep.recipe.convert.kohya.adapters import put_method
+from prep.recipe.convert.kohya.family import DEFAULTS, PREFIXES, is_gui
+from prep.recipe.convert.kohya.noise import put_noise
+from prep.recipe.convert.kohya.optimizer import put_optimizer, put_schedule
+from prep.recipe.convert.kohya.text import prompts_for, text_of
+from prep.recipe.convert.kohya.times import put_times
 from prep.recipe.convert.training import Training, model_of, number_of
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import ModelOptions
@@ -79,7 +79,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     draft = Draft(tool="kohya", base=base, trains=True)
     config = ToolConfig(draft=draft, layers=[layer])
     args = {name: _plain(name, value) for name, value in table.items() if name != "batch_size"}
-    kohya.fill(draft, _dataset(config, read), Layer(table=args, where="", keys_read=layer.keys_read))
+    dataset.fill(draft, _dataset(config, read), Layer(table=args, where="", keys_read=layer.keys_read))
     layer.keys_read.discard("batch_size")  # read for a dataset file; here it is of the GUI's preparation of latents
     training = Training()
     _batches(config, training)

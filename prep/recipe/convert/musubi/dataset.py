@@ -21,7 +21,7 @@ from prep.errors import PathError
 from prep.fs.text import TooLarge, read_small
 from prep.parse import Unparsed, expect, list_of, within
 from prep.recipe.convert.draft import FLAT, ConvertedRecipe, Draft, Layer, ToolConfig
-from prep.recipe.convert.kohya import one_size, resolution_of
+from prep.recipe.convert.kohya.dataset import one_size, resolution_of
 from prep.recipe.schema import SETTINGS, ImageOptions, Source
 
 MARKS = {"image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file"}  # of a dataset
