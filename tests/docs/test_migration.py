@@ -9,7 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 
+from prep.recipe.convert.aitoolkit import training as aitoolkit
 from prep.recipe.convert.kohya import training as kohya_training
 from prep.recipe.convert.onetrainer import training as onetrainer_training
 
@@ -25,6 +27,10 @@ def converted(title: str, line: str, folder: Path):
         # Settings of a network need one; as in sd-scripts, its rank decides nothing else.
         document = {"train_data_dir": str(folder / "set"), "network_module": "networks.lora", **tomllib.loads(line)}
         return kohya_training.convert(document, folder, lambda path: {})
+    if title == "ai-toolkit":
+        process = {"type": "sd_trainer", "network": {}, **yaml.safe_load(f"{{{line}}}")}
+        process["datasets"] = [{"folder_path": str(folder / "set"), **own} for own in process.get("datasets", [{}])]
+        return aitoolkit.convert({"job": "extension", "config": {"process": [process]}}, folder)
     own = json.loads(f"{{{line}}}")
     document = {"training_method": "LORA", "concepts": [{"name": "a", "path": str(folder / "set"), "enabled": True}],
                 **own}
@@ -32,17 +38,19 @@ def converted(title: str, line: str, folder: Path):
 
 
 def test_the_tables_are_found():
-    assert len(SECTIONS["sd-scripts"]) > 30 and len(SECTIONS["OneTrainer"]) >= 20
+    assert len(SECTIONS["sd-scripts"]) > 30 and len(SECTIONS["OneTrainer"]) >= 20 and len(
+        SECTIONS["ai-toolkit"]) > 30
 
 
 @pytest.mark.parametrize(("title", "line", "wanted", "file"), [
     (title, *row) for title, rows in SECTIONS.items() for row in rows])
 def test_a_line_is_converted(title, line, wanted, file, tmp_path):
-    found = converted(title, line, tmp_path)
+    result = converted(title, line, tmp_path)
     name, _, value = wanted.partition(" = ")
     if file == "train.toml":
-        settings = found.training.settings
+        settings = result.training.settings
     else:
         settings = {f"{section}.{key}": value for section in ("model", "image", "caption")
-                    for key, value in asdict(getattr(found.recipe, section)).items()}
-    assert settings[name] == tomllib.loads(f"value = {value}")["value"]
+                    for key, value in asdict(getattr(result.recipe, section)).items()}
+    found = settings[name]
+    assert (list(found) if isinstance(found, tuple) else found) == tomllib.loads(f"value = {value}")["value"]

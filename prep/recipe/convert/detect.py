@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from prep.errors import ConfigError, PathError
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import simpletuner
-from prep.recipe.convert.aitoolkit import dataset as aitoolkit
+from prep.recipe.convert.aitoolkit import training as aitoolkit
 from prep.recipe.convert.draft import ConvertedRecipe
 from prep.recipe.convert.kohya import dataset as kohya
 from prep.recipe.convert.kohya import training as kohya_training
@@ -28,6 +28,7 @@ KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset
          "concepts JSON (a list with 'path') or main configuration, SimpleTuner's multidatabackend.json (a list with "
          "'instance_data_dir'), musubi-tuner's dataset TOML, or ai-toolkit's YAML (job, config.process)")
 MOST_YAML = 1 << 20  # bytes; its parser is slow
+MOST_DEEP = 100  # of collections in one another
 
 
 def convert(path: Path) -> ConvertedRecipe:
@@ -93,13 +94,37 @@ def _yaml(text: str) -> Any:
     if len(text) > MOST_YAML:
         raise Unparsed(f"it is YAML of more than {MOST_YAML} characters")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise Unparsed("it has aliases (*name), expected YAML without")
+        _check_events(yaml.parse(text, yaml.SafeLoader))
         return yaml.safe_load(text)
     except Unparsed:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Unparsed(f"it is not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _check_events(events: Iterable[yaml.Event]) -> None:
+    """Raises `Unparsed` for aliases, deep nesting, and a key that is in a mapping twice, of which YAML keeps the last.
+    """
+    inside: list[set[str] | None] = []  # for each open collection, the keys of a mapping
+    expects_key: list[bool] = []  # whether its next node is a key; alternates in a mapping
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            raise Unparsed("it has aliases (*name), expected YAML without")
+        keys = inside[-1] if inside else None
+        if keys is not None and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            if expects_key[-1] and isinstance(event, yaml.ScalarEvent):
+                if event.value in keys:
+                    raise Unparsed(f"the key {brief(event.value)} occurs twice in a table")
+                keys.add(event.value)
+            expects_key[-1] = not expects_key[-1]
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            expects_key.append(True)
+            if len(inside) > MOST_DEEP:
+                raise Unparsed(f"it is YAML nested deeper than {MOST_DEEP}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            inside.pop()
+            expects_key.pop()
 
 
 _YAML = re.compile(r"^job\s*:", re.MULTILINE)

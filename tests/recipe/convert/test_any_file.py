@@ -140,6 +140,38 @@ SUBSET = {"num_repeats": (0, 1, 10**9), "keep_tokens": (0, 5, -1), "caption_drop
 DATASET = {"resolution": (512, [512, 500], 10**6, 1), "enable_bucket": (True, False), "bucket_no_upscale": (True,),
            "bucket_reso_steps": (1, 8, 64, 5000), "min_bucket_reso": (0, 256, -8), "max_bucket_reso": (1024, 10**6),
            "batch_size": (1, 4, 10**9, -2), "validation_split": (0.1, 2.0), **SUBSET}
+TOOLKIT = {
+    "network": {**dict.fromkeys(("linear", "rank", "linear_alpha", "alpha", "conv", "conv_alpha", "dropout",
+                                 "lokr_factor"), NUMBERS),
+                "type": ("lora", "locon", "lokr", "dora", "lorm"), "lokr_full_rank": SWITCH, "transformer_only": SWITCH,
+                "network_kwargs": ({}, None, {"only_if_contains": ["to_q", "a(b"]}, {"ignore_if_contains": "norm"}, 3)},
+    "train": {**dict.fromkeys(("steps", "batch_size", "gradient_accumulation", "gradient_accumulation_steps", "lr",
+                               "unet_lr", "max_grad_norm", "min_snr_gamma", "noise_offset", "min_denoising_steps",
+                               "max_denoising_steps", "cfg_scale", "reg_weight"), NUMBERS),
+              "noise_scheduler": ("ddpm", "flowmatch", "lcm"), "disable_sampling": SWITCH,
+              "timestep_type": ("sigmoid", "linear", "shift", "weighted", "next_sample"),
+              "content_or_style": ("balanced", "style", 3), "loss_type": ("mse", "mae"), "dtype": ("bf16", "x", None),
+              "optimizer": ("adamw", "adamw8bit", "Prodigy", "lion", "automagic", "prodigy8bit"),
+              "optimizer_params": ({}, {"weight_decay": 0.1, "betas": [0, 2]}, {"eps": "1e-8", "d_coef": 0}, None, 5),
+              "lr_scheduler": ("constant", "cosine", "linear", "step", "constant_with_warmup"),
+              "lr_scheduler_params": ({}, {"eta_min": 1e9}, {"num_warmup_steps": -1}, [],
+                                      {"start_factor": 1, "end_factor": 0.5}),
+              "ema_config": (None, {"use_ema": True, "ema_decay": 7}, {"use_ema": True})},
+    "model": {"arch": ("flux", "qwen_image", "sdxl", "sd1", "krea2", "wan22_5b", None, "zimage:turbo"),
+              "quantize": SWITCH,
+              "qtype": ("qfloat8", "uint4", "int8", "uint3|a/b", ""), "name_or_path": ("a/b", "x.safetensors", "")},
+    "sample": {**dict.fromkeys(("sample_every", "width", "height", "seed", "guidance_scale", "sample_steps"), NUMBERS),
+               "walk_seed": SWITCH, "neg": (False, "bad", "", None),
+               "prompts": ([], ["a --w 7 --cfg x", "--l .", "#\n"], [None, 3]),
+               "samples": ([], [{"prompt": "a", "seed": 1e300, "width": -1}, {}], None)},
+    "save": {**dict.fromkeys(("save_every", "max_step_saves_to_keep"), NUMBERS), "dtype": ("bf16", "float16", "fp8")},
+}
+TOOLKIT_DATA = {**dict.fromkeys(("num_repeats", "keep_tokens"), (0, 1, 5, 10**9, -1, None)),
+                **dict.fromkeys(("loss_multiplier", "caption_dropout_rate", "token_dropout_rate", "mask_min_value"),
+                                (0, 0.1, "5e-2", 3, -1.0, None, float("inf"))),
+                **dict.fromkeys(("is_reg", "shuffle_tokens", "flip_x", "random_crop", "buckets", "alpha_mask"),
+                                (True, False, None)),
+                "resolution": (512, [512, 1024], [256], 10**7, 1, None), "caption_ext": ("txt", ".caption", "md")}
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False),
                   st.text(max_size=6), st.lists(st.floats(allow_nan=False), max_size=3))
 
@@ -180,6 +212,14 @@ def onetrainers(draw_one):
 def simpletuners(draw_one):
     return [{"id": place, "instance_data_dir": place, **some(draw_one, BACKEND)}
             for place in ("img/3_dog", "reg/1_dog")]
+
+
+@st.composite
+def jobs(draw_one):
+    process = {name: some(draw_one, values) for name, values in TOOLKIT.items()}
+    listed = [{"folder_path": place, **some(draw_one, TOOLKIT_DATA)} for place in ("img/3_dog", "reg/1_dog")]
+    return {"job": "extension", "config": {"name": draw_one(st.sampled_from(("a", "", 3, None))), "process": [
+        {"type": "sd_trainer", "datasets": listed, **process}]}}
 
 
 @pytest.fixture(scope="module")
@@ -231,4 +271,9 @@ def test_concepts_of_onetrainer(project, document):
 
 @given(document=simpletuners())
 def test_backends_of_simpletuner(project, document):
+    accepted(project, document)
+
+
+@given(document=jobs())
+def test_a_job_of_ai_toolkit(project, document):
     accepted(project, document)

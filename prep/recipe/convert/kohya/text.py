@@ -78,7 +78,7 @@ def _sampled(line: str, family: str, training: Training) -> Sampled:
     """A prompt and its options (sd-scripts: line_to_prompt_dict in library/train_util.py)."""
     known = _OF_FLUX if family == "flux" else _NUMBERS
     prompt, *options = line.split(" --")
-    negative, numbers = "", dict[str, float | None]()
+    negative, numbers = "", dict[str, Any]()
     for option in options:
         name, _, value = option.partition(" ")
         if name.lower() == "n":

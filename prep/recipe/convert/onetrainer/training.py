@@ -185,5 +185,5 @@ def _prompts(config: ToolConfig, read: Callable[[Path], Any]) -> str:
     return prompt_text(
         Sampled(prompt=str(table.get("prompt") or ""), negative=str(table.get("negative_prompt") or ""),
                 seed=None if table.get("random_seed") is True else number_of(table.get("seed")),
-                **{ours: number_of(table.get(theirs)) for ours, theirs in _SAMPLED.items()})
+                **dict[str, Any]({ours: number_of(table.get(theirs)) for ours, theirs in _SAMPLED.items()}))
         for table in tables if table.get("enabled") is not False)
