@@ -13,8 +13,10 @@ import yaml
 
 from prep.recipe.convert.aitoolkit import training as aitoolkit
 from prep.recipe.convert.kohya import training as kohya_training
+from prep.recipe.convert.musubi import training as musubi_tuner
 from prep.recipe.convert.onetrainer import training as onetrainer_training
 
+MUSUBI = ("resolution", "enable_bucket", "bucket_no_upscale", "batch_size")  # settings of a dataset
 PAGE = Path(__file__).parents[2] / "manifests" / "migration.md"
 ROW = re.compile(r"^\| `(.+?)` \| `(.+?)` \| (recipe|train\.toml) \|$", re.MULTILINE)
 SECTIONS = {title: ROW.findall(text) for title, _, text in
@@ -27,6 +29,13 @@ def converted(title: str, line: str, folder: Path):
         # Settings of a network need one; as in sd-scripts, its rank decides nothing else.
         document = {"train_data_dir": str(folder / "set"), "network_module": "networks.lora", **tomllib.loads(line)}
         return kohya_training.convert(document, folder, lambda path: {})
+    if title == "musubi-tuner":
+        own = {name: value for part in re.split(r", (?=\w+ = )", line) for name, value in tomllib.loads(part).items()}
+        general = {name: own.pop(name) for name in (*MUSUBI,) if name in own}
+        data = {"general": {"enable_bucket": True, **general}, "datasets": [{"image_directory": str(folder / "set")}]}
+        document = {"dataset_config": "data.toml", "dit": "a.safetensors", "network_module": "networks.lora_zimage",
+                    **own}
+        return musubi_tuner.convert(document, folder, lambda path: data)
     if title == "ai-toolkit":
         process = {"type": "sd_trainer", "network": {}, **yaml.safe_load(f"{{{line}}}")}
         process["datasets"] = [{"folder_path": str(folder / "set"), **own} for own in process.get("datasets", [{}])]
@@ -39,7 +48,7 @@ def converted(title: str, line: str, folder: Path):
 
 def test_the_tables_are_found():
     assert len(SECTIONS["sd-scripts"]) > 30 and len(SECTIONS["OneTrainer"]) >= 20 and len(
-        SECTIONS["ai-toolkit"]) > 30
+        SECTIONS["ai-toolkit"]) > 30 and len(SECTIONS["musubi-tuner"]) > 15
 
 
 @pytest.mark.parametrize(("title", "line", "wanted", "file"), [

@@ -19,6 +19,7 @@ from prep.recipe.convert.draft import ConvertedRecipe
 from prep.recipe.convert.kohya import dataset as kohya
 from prep.recipe.convert.kohya import training as kohya_training
 from prep.recipe.convert.musubi import dataset as musubi
+from prep.recipe.convert.musubi import training as musubi_training
 from prep.recipe.convert.onetrainer import concepts as onetrainer
 from prep.recipe.convert.onetrainer import training as onetrainer_training
 
@@ -51,7 +52,7 @@ def _read(path: Path, *, regular: bool = True) -> Any:
 
 def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if isinstance(document, dict) and isinstance(document.get("datasets"), list):
-        if any(isinstance(entry, dict) and musubi.MARKS & entry.keys() for entry in document["datasets"]):
+        if musubi.is_dataset(document):
             return musubi.convert(document, base)
         return kohya.convert(document, base)
     if aitoolkit.processes_of(document):
@@ -61,6 +62,8 @@ def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if isinstance(document, dict) and ("concept_file_name" in document or "concepts" in document):
         return onetrainer_training.convert(document, base, _read)
     if isinstance(document, dict) and kohya_training.is_training(document):
+        if musubi_training.is_training(document, base, _read):
+            return musubi_training.convert(document, base, _read)
         return kohya_training.convert(document, base, _read)
     tables = [entry for entry in document if isinstance(entry, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:

@@ -222,6 +222,17 @@ def jobs(draw_one):
         {"type": "sd_trainer", "datasets": listed, **process}]}}
 
 
+@st.composite
+def musubis(draw_one):
+    own = {"network_module": ("networks.lora_zimage", "networks.lora_wan", "networks.lokr", "networks.lora_flux_2"),
+           "network_args": ("", ["factor=8"], ["factor=1e300", "x"], "exclude_patterns=['a']"),
+           "timestep_sampling": ("sigma", "uniform", "sigmoid", "shift", "logsnr", "qwen_shift", "qinglong_qwen"),
+           "blocks_to_swap": NUMBERS, "gradient_checkpointing_cpu_offload": SWITCH, "metadata_title": ("a", "a\nb", 3),
+           "log_with": ("wandb", "all", None)}
+    return {**some(draw_one, {**{name: values for name, values in KOHYA.items() if name != "train_data_dir"}, **own}),
+            "dit": "a", "dataset_config": "musubi.toml"}
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     place = tmp_path_factory.mktemp("any")
@@ -229,6 +240,7 @@ def project(tmp_path_factory):
         draw(place / name / "0.png", (64, 64), seed=0)
     (place / "prompts.txt").write_text("a dog\na {cat}\n")
     (place / "data.toml").write_text("[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = 'img'\n")
+    (place / "musubi.toml").write_text("[[datasets]]\nimage_directory = 'img'\n")
     return place
 
 
@@ -276,4 +288,9 @@ def test_backends_of_simpletuner(project, document):
 
 @given(document=jobs())
 def test_a_job_of_ai_toolkit(project, document):
+    accepted(project, document)
+
+
+@given(document=musubis())
+def test_a_configuration_of_musubi_tuner(project, document):
     accepted(project, document)
