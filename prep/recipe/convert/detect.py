@@ -15,6 +15,8 @@ from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import simpletuner
 from prep.recipe.convert.aitoolkit import training as aitoolkit
+from prep.recipe.convert.diffusionpipe import dataset as diffusionpipe
+from prep.recipe.convert.diffusionpipe import training as diffusionpipe_training
 from prep.recipe.convert.draft import ConvertedRecipe
 from prep.recipe.convert.kohya import dataset as kohya
 from prep.recipe.convert.kohya import training as kohya_training
@@ -27,7 +29,8 @@ MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has
 MOST_SOURCES = 10_000
 KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
          "concepts JSON (a list with 'path') or main configuration, SimpleTuner's multidatabackend.json (a list with "
-         "'instance_data_dir'), musubi-tuner's dataset TOML, or ai-toolkit's YAML (job, config.process)")
+         "'instance_data_dir'), musubi-tuner's dataset TOML or training configuration, diffusion-pipe's main TOML "
+         "(dataset, [model] type) or dataset TOML ([[directory]]), or ai-toolkit's YAML (job, config.process)")
 MOST_YAML = 1 << 20  # bytes; its parser is slow
 MOST_DEEP = 100  # of collections in one another
 
@@ -51,20 +54,10 @@ def _read(path: Path, *, regular: bool = True) -> Any:
 
 
 def _converted(document: Any, base: Path) -> ConvertedRecipe:
-    if isinstance(document, dict) and isinstance(document.get("datasets"), list):
-        if musubi.is_dataset(document):
-            return musubi.convert(document, base)
-        return kohya.convert(document, base)
-    if aitoolkit.processes_of(document):
-        return aitoolkit.convert(document, base)
-    if isinstance(document, dict) and "source" in document:
-        raise Unparsed("it is a recipe already, expected another tool's file")
-    if isinstance(document, dict) and ("concept_file_name" in document or "concepts" in document):
-        return onetrainer_training.convert(document, base, _read)
-    if isinstance(document, dict) and kohya_training.is_training(document):
-        if musubi_training.is_training(document, base, _read):
-            return musubi_training.convert(document, base, _read)
-        return kohya_training.convert(document, base, _read)
+    """The recipe for a parsed file in the directory `base`. Raises `Unparsed`, `PathError`, `ConfigError`."""
+    found = _of_table(document, base) if isinstance(document, dict) else None
+    if found is not None:
+        return found
     tables = [entry for entry in document if isinstance(entry, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:
         raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")
@@ -73,6 +66,27 @@ def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if any("path" in table for table in tables):
         return onetrainer.convert(document, base)
     raise Unparsed(f"it is not in a format that can be converted, expected {KNOWN}")
+
+
+def _of_table(document: Mapping[str, Any], base: Path) -> ConvertedRecipe | None:
+    """The recipe for a table; `None` if no tool is known by it. Raises like `_converted`."""
+    if isinstance(document.get("datasets"), list):
+        return musubi.convert(document, base) if musubi.is_dataset(document) else kohya.convert(document, base)
+    if aitoolkit.processes_of(document):
+        return aitoolkit.convert(document, base)
+    if "source" in document:
+        raise Unparsed("it is a recipe already, expected another tool's file")
+    if "concept_file_name" in document or "concepts" in document:
+        return onetrainer_training.convert(document, base, _read)
+    if diffusionpipe_training.is_training(document):
+        return diffusionpipe_training.convert(document, base, _read)
+    if diffusionpipe.is_dataset(document):
+        return diffusionpipe.convert(document, base)
+    if not kohya_training.is_training(document):
+        return None
+    if musubi_training.is_training(document, base, _read):
+        return musubi_training.convert(document, base, _read)
+    return kohya_training.convert(document, base, _read)
 
 
 def _document(data: bytes, path: Path) -> Any:

@@ -172,6 +172,35 @@ TOOLKIT_DATA = {**dict.fromkeys(("num_repeats", "keep_tokens"), (0, 1, 5, 10**9,
                 **dict.fromkeys(("is_reg", "shuffle_tokens", "flip_x", "random_crop", "buckets", "alpha_mask"),
                                 (True, False, None)),
                 "resolution": (512, [512, 1024], [256], 10**7, 1, None), "caption_ext": ("txt", ".caption", "md")}
+PIPE = {
+    "": {**dict.fromkeys(("epochs", "max_steps", "gradient_accumulation_steps", "gradient_clipping", "warmup_steps",
+                          "save_every_n_epochs", "save_every_n_steps", "save_every_n_examples", "eval_every_n_steps",
+                          "eval_every_n_epochs", "checkpoint_every_n_epochs", "blocks_to_swap", "force_constant_lr",
+                          "uncond_fraction"), NUMBERS),
+         "micro_batch_size_per_gpu": (1, 4, [[512, 4], [1024, 1]], [], [[]], 0, None, 10**30),
+         "activation_checkpointing": (True, "unsloth", False), "compile": SWITCH, "save_dtype": ("bfloat16", "x"),
+         "lr_scheduler": ("constant", "linear", "cosine", "rex")},
+    "model": {**dict.fromkeys(("sigmoid_scale", "shift", "min_t", "max_t", "guidance", "min_snr_gamma", "unet_lr"),
+                              NUMBERS),
+              **dict.fromkeys(("flux_shift", "lumina_shift", "v_pred", "debiased_estimation_loss"), SWITCH),
+              "type": ("flux", "sdxl", "qwen_image", "wan", "z_image", "krea2"), "dtype": ("bfloat16", "float8", None),
+              "timestep_sample_method": ("logit_normal", "uniform", "x"), "transformer_dtype": ("float8", "nf4", None),
+              "diffusers_path": ("a/b", "", "x.safetensors")},
+    "adapter": {**dict.fromkeys(("rank", "alpha", "dropout", "decompose_factor"), NUMBERS),
+                "type": ("lora", "lokr", "x")},
+    "optimizer": {**dict.fromkeys(("lr", "weight_decay", "eps", "beta2_half_life", "d_coef"), NUMBERS),
+                  "type": ("adamw_optimi", "AdamW8bitKahan", "Prodigy", "automagic", "ScheduleFreeAdamW"),
+                  "betas": ([0.9, 0.99], [0, 2], [1], None), "gradient_release": SWITCH},
+}
+PIPE_DATA = {
+    "resolutions": ([512], [512, 768], [[512, 768]], [0], [], [1e300], 5, [10**9]),
+    **dict.fromkeys(("min_ar", "max_ar", "num_ar_buckets"), (0.5, 1, 2, 3.0, 0, -1, 10**9, None)),
+    "enable_ar_bucket": (True, False), "ar_buckets": ([1.0, 1.5], [[512, 256]], [0], None, []),
+    "size_buckets": ([[512, 512, 1]], [[640, 480, 33], [7, 9, 1]], [], None), "frame_buckets": ([1], [1, 33]),
+    "num_repeats": (1, 2, 0.5, 1.5, 1e-9, 1e9, 0, -1, None), "caption_prefix": ("", "a "), "shuffle_tags": (True, None),
+    "cache_shuffle_num": (0, 3, 10**6, None), "cache_shuffle_delimiter": (", ", ";", "", " "),
+    "skip_empty_caption": (True, False), "mask_path": ("img", "nowhere"), "control_path": ("img", "nowhere"),
+}
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False),
                   st.text(max_size=6), st.lists(st.floats(allow_nan=False), max_size=3))
 
@@ -220,6 +249,16 @@ def jobs(draw_one):
     listed = [{"folder_path": place, **some(draw_one, TOOLKIT_DATA)} for place in ("img/3_dog", "reg/1_dog")]
     return {"job": "extension", "config": {"name": draw_one(st.sampled_from(("a", "", 3, None))), "process": [
         {"type": "sd_trainer", "datasets": listed, **process}]}}
+
+
+@st.composite
+def pipes(draw_one):
+    own = [some(draw_one, PIPE_DATA) if draw_one(st.booleans()) else {} for _ in range(3)]
+    data = {"resolutions": [512], **own[0], "directory": [{"path": "img/3_dog", **own[1]},
+                                                          {"path": "reg/1_dog", **own[2]}]}
+    main = {name: some(draw_one, PIPE[name]) for name in ("model", "adapter", "optimizer")}
+    return {**some(draw_one, PIPE[""]), **main, "model": {"type": "sd3", **main["model"]}, "dataset": "pipe.json",
+            "data": data}
 
 
 @st.composite
@@ -294,3 +333,11 @@ def test_a_job_of_ai_toolkit(project, document):
 @given(document=musubis())
 def test_a_configuration_of_musubi_tuner(project, document):
     accepted(project, document)
+
+
+@given(document=pipes())
+def test_a_configuration_of_diffusion_pipe(project, document):
+    data = document.pop("data")
+    (project / "pipe.json").write_text(json.dumps(data).replace("Infinity", "1e999"))
+    accepted(project, document)
+    accepted(project, {"resolutions": [512], **data})

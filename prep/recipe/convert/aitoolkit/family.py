@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
+from prep.recipe.convert.layers import UNETS
 
-UNETS = ("sd15", "sd21", "sdxl")
 # By `arch`; others are no family here. ssd and vega are SDXL's UNet with fewer blocks.
 _FAMILIES: Mapping[str, str] = {
     "sd1": "sd15", "sd2": "sd21", "sd3": "sd3", "sdxl": "sdxl", "ssd": "sdxl", "vega": "sdxl", "flux": "flux",
@@ -23,19 +23,6 @@ FLAGS: Mapping[str, str] = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is
 # Those whose schedulers shift noise by a picture's size, there and here.
 DYNAMIC = ("flux", "flux_kontext", "flux2", "flux2_klein", "chroma", "qwenimage", "qwenimage_edit", "krea2")
 GUIDED = ("flux", "flux_kontext", "flux2")  # whose denoisers take guidance as a number
-# The layers of the blocks, which ai-toolkit adapts, as lora.targets: a preset that has just these, or all-linear, the
-# nearest of the others; and the start of their names, as an expression.
-PRESETS: Mapping[str, str] = {**dict.fromkeys(("flux", "flux_kontext", "chroma", "sd3", "lumina2"), "kohya"),
-                              **dict.fromkeys(("flux2", "flux2_klein", "krea2", "auraflow"), "all-linear")}
-BLOCKS: Mapping[str, str] = {
-    **dict.fromkeys(("flux", "flux_kontext", "sd3"), r"(?:single_)?transformer_blocks\."),
-    **dict.fromkeys(("qwenimage", "qwenimage_edit", "pixart_alpha", "pixart_sigma", "cogview4", "anima"),
-                    r"transformer_blocks\."),
-    **dict.fromkeys(("zimage", "ernie"), r"layers\."), "hidream": r"(?:double|single)_stream_blocks\.",
-    "lumina2": r"(?:layers|noise_refiner|context_refiner)\.",
-    # What the presets kohya and kohya-conv of UNets have.
-    **dict.fromkeys(UNETS, r".*\.(?:to_q|to_k|to_v|to_out\.0|ff\.net\.0\.proj|ff\.net\.2|proj_in|proj_out)$"),
-}
 
 
 def arch_of(model: ToolConfig) -> str:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prep.recipe.convert.aitoolkit.family import BLOCKS, PRESETS, family_of, is_unet
+from prep.recipe.convert.aitoolkit.family import family_of, is_unet
 from prep.recipe.convert.draft import ToolConfig
+from prep.recipe.convert.layers import BLOCKS, blocks_of
 from prep.recipe.convert.training import WHOLE, Training, number_of
 
 _RANK, _ALPHA = 4, 1.0  # ai-toolkit's defaults
@@ -88,24 +89,20 @@ def _layers(network: ToolConfig, model: ToolConfig, training: Training, *, whole
         if network.any("transformer_only") is False:
             training.note("network.transformer_only", False, "also adapts layers around the blocks: list them in "
                           'lora.targets, as in "re:embed"')
-    preset = "kohya-conv" if convolved else "kohya" if is_unet(model) else PRESETS.get(family)
-    if preset is None and family not in BLOCKS:
-        preset = "all-linear"
-    if is_unet(model) or preset == "all-linear":
+    targets = ("kohya-conv" if convolved else "kohya") if is_unet(model) else blocks_of(family)
+    if is_unet(model) or targets == "all-linear":
         where = "" if is_unet(model) else " of the blocks"
-        training.note("network", None, f"ai-toolkit adapts every linear layer and 1x1 convolution{where}: {preset} is "
+        training.note("network", None, f"ai-toolkit adapts every linear layer and 1x1 convolution{where}: {targets} is "
                       "the nearest preset of lora.targets")
     words = _words(network, training)
-    if not any(words.values()):
-        training.put("lora.targets", preset or [f"re:^{BLOCKS[family]}"], "network")
-    elif family not in BLOCKS or convolved:
-        training.put("lora.targets", preset, "network")
-        training.note("network.network_kwargs", words, "not written: choose these layers in lora.targets by the names "
-                      "that diffusers has for them")
-    else:
-        training.put("lora.targets", [_expression(BLOCKS[family], words)], "network.network_kwargs")
+    if any(words.values()) and family in BLOCKS and not convolved:
+        targets = [_expression(BLOCKS[family], words)]
         training.note("network.network_kwargs", words, "written as an expression in lora.targets; train check says how "
                       "many layers it chooses")
+    elif any(words.values()):
+        training.note("network.network_kwargs", words, "not written: choose these layers in lora.targets by the names "
+                      "that diffusers has for them")
+    training.put("lora.targets", targets, "network")
 
 
 def _convolutions(network: ToolConfig, training: Training, *, whole: bool) -> bool:

@@ -69,7 +69,7 @@ def put_schedule(train: ToolConfig, training: Training) -> None:
     if kind in ("cosine", "cosine_with_restarts"):
         name, least = "cosine", number_of(table.pop("eta_min", None))
         rate = training.settings.get("optimizer.lr")
-        floor = least / rate if least and rate else 0.0
+        floor = round(least / rate, 9) if least and rate else 0.0
     elif kind == "linear":
         start, end = (number_of(table.pop(f"{edge}_factor", None)) for edge in ("start", "end"))
         name, floor = ("linear", end or 0.0) if start == 1 and end is not None and end < 1 else ("constant", 0.0)
