@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ from typing import Any, BinaryIO, Self
 from prep.digest import canonical, with_checksum
 from prep.errors import PathError, UsageError
 from prep.export import folder, kohya, kohya_config, safetensors, webdataset
-from prep.export.formats import FORMATS, PICTURES
+from prep.export.formats import FORMATS, PICTURES, TRAINERS
 from prep.export.layout import Picture, lay_out
 from prep.export.sample import ExportSample, Samples
+from prep.export.trainers import TrainerPlan
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.place import Place, require_local
@@ -135,6 +136,8 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
         kohya.check(pictures, samples.manifest.document["family"], referring=referring)
+    elif to in TRAINERS:
+        TrainerPlan(to, pictures).check()
     _check_output(output, choices)
     with progress("checking pictures", len(pictures), "pictures") as tick:
         for picture in pictures:
@@ -185,11 +188,14 @@ def _begin(output: Path, choices: Mapping[str, Any]) -> None:
 
 def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Tick) -> None:
     """Writes the files of each picture, then the files that list them."""
-    plan = kohya_config.KohyaPlan(pictures)
+    plan, other = kohya_config.KohyaPlan(pictures), TrainerPlan(to, pictures)
+    files: Callable[[Picture], dict[str, folder.Make]] = (
+        folder.files if to == "folder" else other.files if to in TRAINERS else partial(kohya.files, plan=plan))
     for picture in pictures:
-        made.write_lacking(folder.files(picture) if to == "folder" else kohya.files(picture, plan))
+        made.write_lacking(files(picture))
         tick(len(picture.samples))
-    made.write_lacking(folder.metadata(pictures) if to == "folder" else {kohya_config.NAME: plan.config})
+    made.write_lacking(folder.metadata(pictures) if to == "folder" else other.lists() if to in TRAINERS else
+                       {kohya_config.NAME: plan.config})
 
 
 def _write_rows(made: _Files, samples: Samples, tick: Tick) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from prep.errors import ConfigError, PathError
+from prep.fs.paths import unpacking
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import simpletuner
@@ -37,6 +38,8 @@ MOST_DEEP = 100  # of collections in one another
 
 def convert(path: Path) -> ConvertedRecipe:
     """Converts the file at `path` to a recipe with notes. Raises `PathError`, `ConfigError`."""
+    if path.suffix.lower() == ".zip" and path.is_file():
+        raise ConfigError(f"{path} is a zip, expected another tool's configuration", hint=unpacking(path))
     try:
         return _converted(_read(path, regular=False), path.absolute().parent)
     except Unparsed as error:

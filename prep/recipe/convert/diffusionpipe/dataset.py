@@ -126,12 +126,14 @@ def _image(config: ToolConfig, step: int) -> ImageOptions:
     """The image options. Ratios at one resolution are written as sizes; at several, those of buckets "ratio"."""
     _frames(config)
     listed = config.any("size_buckets") or None
-    ratios, sides = _ratios(config), _resolutions(config, step)
+    sides = _resolutions(config, step)
     if listed is not None:
+        for name in ("ar_buckets", "min_ar", "max_ar", "num_ar_buckets", "enable_ar_bucket"):
+            config.any(name)
         config.note("resolutions", "size_buckets is used instead", at="image")
         return _of_sizes([_size(entry, config.key("size_buckets"), config) for entry in _list(listed, config)],
                          step)
-    if ratios is None:
+    if (ratios := _ratios(config)) is None:
         return ImageOptions(resolution=_joined(sides), buckets="single", step=step, upscale="allow")
     if len(sides) == 1:
         return _of_sizes([_bucket(sides[0], ratio, step) for ratio in ratios], step, sides[0])
