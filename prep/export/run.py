@@ -139,12 +139,7 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
     elif to in TRAINERS:
         TrainerPlan(to, pictures).check()
     _check_output(output, choices)
-    with progress("checking pictures", len(pictures), "pictures") as tick:
-        for picture in pictures:
-            picture.first.picture()
-            for reference in folder.controls(picture).values():
-                picture.first.reference_file(reference)
-            tick(1)
+    _check_pictures(pictures, progress)
     _begin(output, choices)
     count = sum(len(picture.samples) for picture in pictures) if to in PICTURES else len(samples)
     with _Files(output) as made, progress(f"exporting as {to}", count, "samples") as tick:
@@ -156,6 +151,16 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
             _write_rows(made, samples, tick)
     return ExportReport(to=to, output=output, samples=count, left_out=len(samples) - count, files=made.files,
                         written=made.written, bytes=made.bytes)
+
+
+def _check_pictures(pictures: Sequence[Picture], progress: Progress) -> None:
+    """Raises `CacheError` for a picture or reference that has moved or changed since it was encoded."""
+    with progress("checking pictures", len(pictures), "pictures") as tick:
+        for picture in pictures:
+            picture.first.picture()
+            for reference in folder.controls(picture).values():
+                picture.first.reference_file(reference)
+            tick(1)
 
 
 def _check_output(output: Path, choices: Mapping[str, Any]) -> None:

@@ -69,7 +69,8 @@ def by_ai_toolkit(root):
                 text = path.with_suffix(".txt")
                 yield (path.relative_to(root).as_posix(), text.read_text() if text.exists() else "",
                        masks.get(path.stem), [found[path.stem] for found in controls if path.stem in found],
-                       entry["num_repeats"], entry.get("is_reg", False), entry.get("loss_multiplier", 1.0), entry["resolution"])
+                       entry["num_repeats"], entry.get("is_reg", False), entry.get("loss_multiplier", 1.0),
+                       entry["resolution"])
 
 
 def by_musubi(root):

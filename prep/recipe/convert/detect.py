@@ -14,7 +14,7 @@ from prep.errors import ConfigError, PathError
 from prep.fs.paths import unpacking
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import simpletuner
+from prep.recipe.convert import civitai, simpletuner
 from prep.recipe.convert.aitoolkit import training as aitoolkit
 from prep.recipe.convert.diffusionpipe import dataset as diffusionpipe
 from prep.recipe.convert.diffusionpipe import training as diffusionpipe_training
@@ -31,7 +31,8 @@ MOST_SOURCES = 10_000
 KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
          "concepts JSON (a list with 'path') or main configuration, SimpleTuner's multidatabackend.json (a list with "
          "'instance_data_dir'), musubi-tuner's dataset TOML or training configuration, diffusion-pipe's main TOML "
-         "(dataset, [model] type) or dataset TOML ([[directory]]), or ai-toolkit's YAML (job, config.process)")
+         "(dataset, [model] type) or dataset TOML ([[directory]]), ai-toolkit's YAML (job, config.process), or "
+         "Civitai's training parameters (engine, networkDim)")
 MOST_YAML = 1 << 20  # bytes; its parser is slow
 MOST_DEEP = 100  # of collections in one another
 
@@ -75,6 +76,8 @@ def _of_table(document: Mapping[str, Any], base: Path) -> ConvertedRecipe | None
     """The recipe for a table; `None` if no tool is known by it. Raises like `_converted`."""
     if isinstance(document.get("datasets"), list):
         return musubi.convert(document, base) if musubi.is_dataset(document) else kohya.convert(document, base)
+    if civitai.is_parameters(document):
+        return civitai.convert(document, base, _read)
     if aitoolkit.processes_of(document):
         return aitoolkit.convert(document, base)
     if "source" in document:

@@ -262,6 +262,18 @@ def pipes(draw_one):
 
 
 @st.composite
+def civitais(draw_one):
+    own = {**dict.fromkeys(("steps", "epochs", "batchSize", "numRepeats", "lr", "unetLR", "textEncoderLr", "networkDim",
+                            "networkAlpha", "noiseOffset", "minSnrGamma", "keepTokens", "clipSkip", "resolution",
+                            "lrSchedulerNumCycles"), NUMBERS),
+           **dict.fromkeys(("flipAugmentation", "shuffleTokens", "enableBucket", "trainTextEncoder"), SWITCH),
+           "lrScheduler": ("constant", "cosine_with_restarts", "step"), "continueFrom": ("x", None),
+           "optimizerType": ("AdamW8Bit", "Prodigy", "Automagic"), "ecosystem": ("sd1", "sdxl", "flux1", "qwen", "wan")}
+    return {"params": {**some(draw_one, own), "ecosystem": draw_one(st.sampled_from(own["ecosystem"])),
+                       "engine": draw_one(st.sampled_from(("kohya", "musubi", "ai-toolkit", "rapid")))}}
+
+
+@st.composite
 def musubis(draw_one):
     own = {"network_module": ("networks.lora_zimage", "networks.lora_wan", "networks.lokr", "networks.lora_flux_2"),
            "network_args": ("", ["factor=8"], ["factor=1e300", "x"], "exclude_patterns=['a']"),
@@ -341,3 +353,8 @@ def test_a_configuration_of_diffusion_pipe(project, document):
     (project / "pipe.json").write_text(json.dumps(data).replace("Infinity", "1e999"))
     accepted(project, document)
     accepted(project, {"resolutions": [512], **data})
+
+
+@given(document=civitais())
+def test_parameters_of_civitai(project, document):
+    accepted(project, document)
