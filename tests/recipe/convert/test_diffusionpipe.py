@@ -273,6 +273,8 @@ def test_held_out_data(convert_main, tmp_path):
     (MAIN, one("resolutions = [0]"), "expected sides of at least 1 pixel"),
     (MAIN, one("enable_ar_bucket = true\nmin_ar = 2\nmax_ar = 1\nnum_ar_buckets = 3"), "expected 0 < min_ar <= max_ar"),
     (MAIN, one("size_buckets = [[1]]"), r"expected \[width, height, frames\]"),
+    (MAIN, one("enable_ar_bucket = true\nar_buckets = [0]"),
+     r"ar_buckets has 0, expected ratios of width to height, or \[width, height\]"),
     (MAIN, one("num_repeats = 0"), "an epoch has none of its pictures"),
     (MAIN.replace("data.toml", "nowhere.toml"), "", "cannot read")])
 def test_files_that_are_refused(convert_main, main, data, says):
