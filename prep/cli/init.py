@@ -19,7 +19,8 @@ def init(
     other: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="convert another tool's file instead: "
                                                "kohya's dataset TOML or training configuration, OneTrainer's concepts "
                                                "or main configuration, SimpleTuner's multidatabackend.json, "
-                                               "musubi-tuner's dataset TOML, ai-toolkit's YAML")] = None,
+                                               "musubi-tuner's TOMLs, ai-toolkit's YAML, "
+                                               "diffusion-pipe's TOMLs")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
                                                 "(default: dataset.toml; recipe.toml if FILE is that)")] = None,
     model: Annotated[str | None, typer.Option(help="a diffusers directory, a single file, or a Hub id")] = None,

@@ -23,7 +23,7 @@ def pack(
 
     Other rows of the cache, and the pictures, stay out. Every digest is checked on the way.
     """
-    from prep.export.pack import pack as write_tar
+    from prep.export.packed.pack import pack as write_tar
 
     done = write_tar(place_of(manifest), output, progress=progress_unless(quiet))
     if as_json:

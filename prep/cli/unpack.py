@@ -22,7 +22,7 @@ def unpack(
 
     The same command continues an interrupted one.
     """
-    from prep.export.unpack import unpack as read_tar
+    from prep.export.packed.unpack import unpack as read_tar
 
     done = read_tar(file, folder, progress=progress_unless(quiet))
     if as_json:

@@ -2,5 +2,6 @@
 
 from __future__ import annotations
 
-FORMATS = ("safetensors", "webdataset", "kohya", "folder")
-PICTURES = ("kohya", "folder")  # those that have pictures, and need them
+TRAINERS = ("ai-toolkit", "musubi", "diffusion-pipe")  # that get pictures, and a configuration of their data
+FORMATS = ("safetensors", "webdataset", "kohya", "folder", *TRAINERS)
+PICTURES = ("kohya", "folder", *TRAINERS)  # those that have pictures, and need them

@@ -99,7 +99,7 @@ class KohyaPlan:
                 **({"is_reg": True} if picture.role == "prior" else {}),
                 **({"conditioning_data_dir": _masks_at(name)} if self.as_pictures else {}),
                 **({"alpha_mask": True} if name in self._alphas else {}),
-                **({"flip_aug": True} if all(map(_is_mirrored, self._folders[name])) else {}),
+                **({"flip_aug": True} if all(map(is_mirrored, self._folders[name])) else {}),
                 **({"enable_wildcard": True} if name in self._several else {})}
 
     def _head(self, sizes: Sequence[Resolution]) -> Iterator[str]:
@@ -143,7 +143,8 @@ class Resolution:
         return math.gcd(STEP, *(side for bucket in self.buckets for side in bucket))
 
     @cached_property
-    def _side(self) -> int:
+    def side(self) -> int:
+        """The side of a square with about the area of the largest bucket, in whole steps."""
         side = math.sqrt(max(map(_area, self.buckets)))
         return max(round(side / self.step), 1) * self.step
 
@@ -151,7 +152,7 @@ class Resolution:
     def _offered(self) -> Sequence[Size]:
         """The buckets that sd-scripts makes of these options for pictures that it may enlarge."""
         options = self.options()
-        return step_buckets(self._side, self.step, options["min_bucket_reso"], options["max_bucket_reso"])
+        return step_buckets(self.side, self.step, options["min_bucket_reso"], options["max_bucket_reso"])
 
     def chosen(self, size: Size) -> Size:
         """The bucket that sd-scripts chooses for a picture of this size with these options (`BucketManager`): that of
@@ -164,7 +165,7 @@ class Resolution:
     def _cut(self, size: Size) -> Size:
         """The bucket with bucket_no_upscale: the picture, made smaller to the area if it is larger, cut to whole steps.
         """
-        (width, height), aspect, side = size, size[0] / size[1], self._side
+        (width, height), aspect, side = size, size[0] / size[1], self.side
         if width * height > side * side:
             wide, high = self._whole(side * math.sqrt(aspect)), self._whole(side / math.sqrt(aspect))
             by_width, by_height = (wide, self._whole(wide / aspect)), (self._whole(high * aspect), high)
@@ -179,9 +180,9 @@ class Resolution:
 
     def options(self) -> dict[str, Any]:
         """The keys of [[datasets]] with which sd-scripts chooses these buckets."""
-        return {"resolution": self._side, "enable_bucket": True, "bucket_reso_steps": self.step,
-                "min_bucket_reso": min(self._side, *(min(bucket) for bucket in self.buckets)),
-                "max_bucket_reso": max(self._side, *(max(bucket) for bucket in self.buckets)),
+        return {"resolution": self.side, "enable_bucket": True, "bucket_reso_steps": self.step,
+                "min_bucket_reso": min(self.side, *(min(bucket) for bucket in self.buckets)),
+                "max_bucket_reso": max(self.side, *(max(bucket) for bucket in self.buckets)),
                 "bucket_no_upscale": self.no_upscale}
 
 
@@ -215,7 +216,7 @@ def _is_centred(place: Placement) -> bool:
                for start, bucket, scaled in zip(place.crop, place.bucket, place.scaled, strict=True))
 
 
-def _is_mirrored(picture: Picture) -> bool:
+def is_mirrored(picture: Picture) -> bool:
     """Whether each of its samples has a view, and the same mirrored."""
     for sample in picture.samples:
         views = [sample.placement(view) for view in sample.views]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ from typing import Any, BinaryIO, Self
 from prep.digest import canonical, with_checksum
 from prep.errors import PathError, UsageError
 from prep.export import folder, kohya, kohya_config, safetensors, webdataset
-from prep.export.formats import FORMATS, PICTURES
+from prep.export.formats import FORMATS, PICTURES, TRAINERS
 from prep.export.layout import Picture, lay_out
 from prep.export.sample import ExportSample, Samples
+from prep.export.trainers import TrainerPlan
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.place import Place, require_local
@@ -135,13 +136,10 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
         kohya.check(pictures, samples.manifest.document["family"], referring=referring)
+    elif to in TRAINERS:
+        TrainerPlan(to, pictures).check()
     _check_output(output, choices)
-    with progress("checking pictures", len(pictures), "pictures") as tick:
-        for picture in pictures:
-            picture.first.picture()
-            for reference in folder.controls(picture).values():
-                picture.first.reference_file(reference)
-            tick(1)
+    _check_pictures(pictures, progress)
     _begin(output, choices)
     count = sum(len(picture.samples) for picture in pictures) if to in PICTURES else len(samples)
     with _Files(output) as made, progress(f"exporting as {to}", count, "samples") as tick:
@@ -153,6 +151,16 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
             _write_rows(made, samples, tick)
     return ExportReport(to=to, output=output, samples=count, left_out=len(samples) - count, files=made.files,
                         written=made.written, bytes=made.bytes)
+
+
+def _check_pictures(pictures: Sequence[Picture], progress: Progress) -> None:
+    """Raises `CacheError` for a picture or reference that has moved or changed since it was encoded."""
+    with progress("checking pictures", len(pictures), "pictures") as tick:
+        for picture in pictures:
+            picture.first.picture()
+            for reference in folder.controls(picture).values():
+                picture.first.reference_file(reference)
+            tick(1)
 
 
 def _check_output(output: Path, choices: Mapping[str, Any]) -> None:
@@ -185,11 +193,14 @@ def _begin(output: Path, choices: Mapping[str, Any]) -> None:
 
 def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Tick) -> None:
     """Writes the files of each picture, then the files that list them."""
-    plan = kohya_config.KohyaPlan(pictures)
+    plan, other = kohya_config.KohyaPlan(pictures), TrainerPlan(to, pictures)
+    files: Callable[[Picture], dict[str, folder.Make]] = (
+        folder.files if to == "folder" else other.files if to in TRAINERS else partial(kohya.files, plan=plan))
     for picture in pictures:
-        made.write_lacking(folder.files(picture) if to == "folder" else kohya.files(picture, plan))
+        made.write_lacking(files(picture))
         tick(len(picture.samples))
-    made.write_lacking(folder.metadata(pictures) if to == "folder" else {kohya_config.NAME: plan.config})
+    made.write_lacking(folder.metadata(pictures) if to == "folder" else other.lists() if to in TRAINERS else
+                       {kohya_config.NAME: plan.config})
 
 
 def _write_rows(made: _Files, samples: Samples, tick: Tick) -> None:

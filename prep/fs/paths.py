@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import overload
 
 from prep.errors import PathError
+from prep.formatting import shell_name
 from prep.fs.place import Place, require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import copy_of
@@ -140,7 +141,15 @@ def check_directory(source: Place, hint: str = "") -> None:
     """
     if isinstance(source, Bucket) or source.is_dir():
         return
+    if source.suffix.lower() == ".zip" and source.is_file():
+        hint = unpacking(source)
     raise PathError(f"source {source} {'is not a directory' if source.exists() else 'does not exist'}", hint=hint)
+
+
+def unpacking(path: Path) -> str:
+    """What to do with a zip of pictures, as Civitai and others give data sets out."""
+    return (f"unpack it first: python -m zipfile -e {shell_name(str(path))} {shell_name(path.stem)}; the directory is "
+            "then the SOURCE")
 
 
 def check_not_cache(path: Path) -> None:

@@ -13,10 +13,10 @@ from small_manifest import moved, write_small
 
 from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError, Problem
-from prep.export import unpack as unpacking
-from prep.export.pack import pack
-from prep.export.tar_format import BLOCK, PackMember, header_of
-from prep.export.unpack import unpack
+from prep.export.packed import unpack as unpacking
+from prep.export.packed.pack import pack
+from prep.export.packed.tar_format import BLOCK, PackMember, header_of
+from prep.export.packed.unpack import unpack
 from prep.fs import atomic
 from prep.maintenance.verify import verify
 from prep.manifest.document import read_manifest

@@ -10,8 +10,8 @@ from PIL import Image
 from remote_rows import rows_of
 from small_manifest import write_small
 
-from prep.export.pack import pack
-from prep.export.unpack import unpack
+from prep.export.packed.pack import pack
+from prep.export.packed.unpack import unpack
 from prep.maintenance.compact import compact
 from prep.maintenance.gc import collect_garbage
 from prep.maintenance.verify import verify

@@ -354,3 +354,11 @@ def test_what_is_no_prompt_file_is_not_taken_for_one(prep, folder):
     (folder / "photos" / "prompts.png").write_bytes((folder / "photos" / "0.png").read_bytes())
     assert prep("init", "photos").code == 0
     assert "prompts" not in tomllib.loads((folder / "dataset.toml").read_text())
+
+
+def test_a_zip_is_unpacked_first(prep, tmp_path):
+    (tmp_path / "data.zip").write_bytes(b"PK\3\4")
+    for arguments in (("init", tmp_path / "data.zip"), ("scan", tmp_path / "data.zip"),
+                      ("init", "--from", tmp_path / "data.zip")):
+        told = prep(*arguments)
+        assert told.code in (3, 5) and f"python -m zipfile -e {tmp_path}/data.zip data" in told.err, told

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from prep.errors import ConfigError, PathError
+from prep.fs.paths import unpacking
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import aitoolkit, kohya, kohya_training, musubi, onetrainer, onetrainer_training, simpletuner
+from prep.recipe.convert import civitai, simpletuner
+from prep.recipe.convert.aitoolkit import training as aitoolkit
+from prep.recipe.convert.diffusionpipe import dataset as diffusionpipe
+from prep.recipe.convert.diffusionpipe import training as diffusionpipe_training
 from prep.recipe.convert.draft import ConvertedRecipe
+from prep.recipe.convert.kohya import dataset as kohya
+from prep.recipe.convert.kohya import training as kohya_training
+from prep.recipe.convert.musubi import dataset as musubi
+from prep.recipe.convert.musubi import training as musubi_training
+from prep.recipe.convert.onetrainer import concepts as onetrainer
+from prep.recipe.convert.onetrainer import training as onetrainer_training
 
 MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
 MOST_SOURCES = 10_000
 KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
          "concepts JSON (a list with 'path') or main configuration, SimpleTuner's multidatabackend.json (a list with "
-         "'instance_data_dir'), musubi-tuner's dataset TOML, or ai-toolkit's YAML (job, config.process)")
+         "'instance_data_dir'), musubi-tuner's dataset TOML or training configuration, diffusion-pipe's main TOML "
+         "(dataset, [model] type) or dataset TOML ([[directory]]), ai-toolkit's YAML (job, config.process), or "
+         "Civitai's training parameters (engine, networkDim)")
 MOST_YAML = 1 << 20  # bytes; its parser is slow
+MOST_DEEP = 100  # of collections in one another
 
 
 def convert(path: Path) -> ConvertedRecipe:
     """Converts the file at `path` to a recipe with notes. Raises `PathError`, `ConfigError`."""
+    if path.suffix.lower() == ".zip" and path.is_file():
+        raise ConfigError(f"{path} is a zip, expected another tool's configuration", hint=unpacking(path))
     try:
         return _converted(_read(path, regular=False), path.absolute().parent)
     except Unparsed as error:
@@ -43,18 +58,10 @@ def _read(path: Path, *, regular: bool = True) -> Any:
 
 
 def _converted(document: Any, base: Path) -> ConvertedRecipe:
-    if isinstance(document, dict) and isinstance(document.get("datasets"), list):
-        if any(isinstance(entry, dict) and musubi.MARKS & entry.keys() for entry in document["datasets"]):
-            return musubi.convert(document, base)
-        return kohya.convert(document, base)
-    if aitoolkit.processes_of(document):
-        return aitoolkit.convert(document, base)
-    if isinstance(document, dict) and "source" in document:
-        raise Unparsed("it is a recipe already, expected another tool's file")
-    if isinstance(document, dict) and ("concept_file_name" in document or "concepts" in document):
-        return onetrainer_training.convert(document, base, _read)
-    if isinstance(document, dict) and kohya_training.is_training(document):
-        return kohya_training.convert(document, base, _read)
+    """The recipe for a parsed file in the directory `base`. Raises `Unparsed`, `PathError`, `ConfigError`."""
+    found = _of_table(document, base) if isinstance(document, dict) else None
+    if found is not None:
+        return found
     tables = [entry for entry in document if isinstance(entry, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:
         raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")
@@ -63,6 +70,29 @@ def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if any("path" in table for table in tables):
         return onetrainer.convert(document, base)
     raise Unparsed(f"it is not in a format that can be converted, expected {KNOWN}")
+
+
+def _of_table(document: Mapping[str, Any], base: Path) -> ConvertedRecipe | None:
+    """The recipe for a table; `None` if no tool is known by it. Raises like `_converted`."""
+    if isinstance(document.get("datasets"), list):
+        return musubi.convert(document, base) if musubi.is_dataset(document) else kohya.convert(document, base)
+    if civitai.is_parameters(document):
+        return civitai.convert(document, base, _read)
+    if aitoolkit.processes_of(document):
+        return aitoolkit.convert(document, base)
+    if "source" in document:
+        raise Unparsed("it is a recipe already, expected another tool's file")
+    if "concept_file_name" in document or "concepts" in document:
+        return onetrainer_training.convert(document, base, _read)
+    if diffusionpipe_training.is_training(document):
+        return diffusionpipe_training.convert(document, base, _read)
+    if diffusionpipe.is_dataset(document):
+        return diffusionpipe.convert(document, base)
+    if not kohya_training.is_training(document):
+        return None
+    if musubi_training.is_training(document, base, _read):
+        return musubi_training.convert(document, base, _read)
+    return kohya_training.convert(document, base, _read)
 
 
 def _document(data: bytes, path: Path) -> Any:
@@ -87,13 +117,37 @@ def _yaml(text: str) -> Any:
     if len(text) > MOST_YAML:
         raise Unparsed(f"it is YAML of more than {MOST_YAML} characters")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise Unparsed("it has aliases (*name), expected YAML without")
+        _check_events(yaml.parse(text, yaml.SafeLoader))
         return yaml.safe_load(text)
     except Unparsed:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Unparsed(f"it is not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _check_events(events: Iterable[yaml.Event]) -> None:
+    """Raises `Unparsed` for aliases, deep nesting, and a key that is in a mapping twice, of which YAML keeps the last.
+    """
+    inside: list[set[str] | None] = []  # for each open collection, the keys of a mapping
+    expects_key: list[bool] = []  # whether its next node is a key; alternates in a mapping
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            raise Unparsed("it has aliases (*name), expected YAML without")
+        keys = inside[-1] if inside else None
+        if keys is not None and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            if expects_key[-1] and isinstance(event, yaml.ScalarEvent):
+                if event.value in keys:
+                    raise Unparsed(f"the key {brief(event.value)} occurs twice in a table")
+                keys.add(event.value)
+            expects_key[-1] = not expects_key[-1]
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            expects_key.append(True)
+            if len(inside) > MOST_DEEP:
+                raise Unparsed(f"it is YAML nested deeper than {MOST_DEEP}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            inside.pop()
+            expects_key.pop()
 
 
 _YAML = re.compile(r"^job\s*:", re.MULTILINE)

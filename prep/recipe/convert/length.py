@@ -56,12 +56,13 @@ def is_never(frequency: Frequency, source: Source) -> bool:
     return frequency.times < 1 and 0 < count_pictures(source) * frequency.times < 1
 
 
-def put_repeats(draft: Draft, shown: Sequence[Frequency]) -> None:
+def put_repeats(draft: Draft, shown: Sequence[Frequency], sides: int = 0) -> None:
     """Sets the repeats of the draft's sources to whole numbers in the proportions of `shown`, and how many of the other
-    tool's epochs one epoch here is, `draft.longer`."""
+    tool's epochs one epoch here is, `draft.longer`. `sides`: how often an epoch here shows a picture for once there; 0:
+    once at each resolution."""
     drawn = [number for number, source in enumerate(draft.sources) if source.role == "train"]
     priors = [number for number, source in enumerate(draft.sources) if source.role == "prior"]
-    sides = len(draft.chosen_image().resolutions)
+    sides = sides or len(draft.chosen_image().resolutions)
     whole = all(shown[number].samples is None and shown[number].times == int(shown[number].times) for number in drawn)
     if whole and sides == 1 and not priors:
         draft.sources = [replace(source, repeats=int(frequency.times))

@@ -9,12 +9,18 @@ from typing import Any
 from prep.formatting import printable
 from prep.parse import brief
 
-_SECRET = re.compile(r"secret|token$|password|access_key|api_key|credential", re.IGNORECASE)
+_SECRET = re.compile(r"secret|token$|passw(or)?d|access_key|api_?key|credential", re.IGNORECASE)
 
 
 def shown(key: str, value: Any) -> str:
-    """A value as notes have it: truncated; "" if it is secret or absent."""
-    return "" if value is None or _SECRET.search(key) else brief(value)
+    """A value as notes have it: truncated; "" if it is secret, has something secret inside, or is absent."""
+    return "" if value is None or _SECRET.search(key) or _hides(value) else brief(value)
+
+
+def _hides(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_SECRET.search(str(key)) or _hides(inner) for key, inner in value.items())
+    return isinstance(value, list) and any(map(_hides, value))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ class Sampled:
     seed: float | None = None
     steps: float | None = None
     guidance: float | None = None
+    references: tuple[str, ...] = ()  # paths of pictures
 
 
 def prompt_text(prompts: Iterable[Sampled]) -> str:
@@ -40,7 +41,7 @@ def _line(prompt: Sampled) -> str:
     options = {"n": _plain(prompt.negative) or None, "w": sides[0], "h": sides[1], "s": steps, "d": seed,
                "l": guidance and guidance.rstrip(".")}
     words = (f"--{name} {value}" for name, value in options.items() if value is not None)
-    return " ".join([_plain(prompt.prompt), *words])
+    return " ".join([_plain(prompt.prompt), *words, *(f"--ref {_plain(path)}" for path in prompt.references)])
 
 
 def _plain(text: str) -> str:

@@ -50,12 +50,8 @@ def test_a_whole_file(convert_text, tmp_path):
     assert (second.path, second.references, second.role) == (tmp_path / "reg", None, "prior")
     assert found.recipe.caption_of(1) == caption
     assert found.recipe.image == ImageOptions(resolution=(512, 768, 1024))
+    assert (found.training.settings["steps"], found.training.settings["caption_dropout"]) == (3000, 0.05)
     assert {key: text for key, text in said(found).items() if key != "datasets[1].is_reg"} == {
-        "process[0]": "only datasets and the model's name are converted; train init writes training settings to fill "
-                      "in. Not read: train",
-        "model.assistant_lora_path": "belongs to training: in train.toml, it is base.adapter, the path of a file that "
-                                     "is here",
-        "datasets[0].caption_dropout_rate": "belongs to training: in train.toml, it is caption_dropout",
         "datasets[0].cache_latents_to_disk": "prep manages caches: nothing to set",
         "datasets[1].strange": "unknown setting; ignored"}
 
@@ -94,7 +90,9 @@ def test_sizes(convert_text, keys, image):
     ({"mask_path": "nowhere"}, "no masks are read: it is not a directory"),
     ({"caption_ext": ".md"}, "rename the files"),
     ({"flip_y": True}, "no counterpart"), ({"invert_mask": True}, "invert the files"),
-    ({"controls": ["depth"]}, "adapters have no counterpart")])
+    ({"controls": ["depth"]}, "name it in references"),
+    ({"inpaint_path": "masks"}, "inpainting model (sdxl_inpaint, flux_fill)"),
+    ({"scale": 0.5}, "no counterpart"), ({"batch_size": 2}, "batch_size in train.toml")])
 def test_what_cannot_be_converted_is_said(convert_text, keys, says):
     assert said(dataset(convert_text, **keys))[f"datasets[0].{next(iter(keys))}"].endswith(says)
 
@@ -108,11 +106,12 @@ def test_a_file_of_captions_is_a_table(convert_text, tmp_path):
 @pytest.mark.parametrize(("text", "says"), [
     (HEAD + "      datasets: &all\n        - folder_path: photos\n      more: *all\n", "it has aliases"),
     (HEAD + "      datasets: [", "it is not YAML"),
+    (HEAD + "      device: a\n      device: b\n", "the key 'device' occurs twice in a table"),
     ("job: !!python/object/apply:os.system ['true']\n", "it is not YAML"),
     (HEAD + "      datasets: 5\n", "datasets is 5, expected a list"),
     (HEAD + "      datasets:\n        - control_path: [5]\n          folder_path: photos\n", "is 5, expected a string"),
     (HEAD.replace("sd_trainer", "generate"), "it is not in a format that can be converted"),
-    (HEAD, "it has no source that can be converted"), ("job: " + "[" * 3000, "it is not YAML"),
+    (HEAD, "it has no source that can be converted"), ("job: " + "[" * 3000, "nested deeper than 100"),
     (HEAD + "#" * (1 << 20), "it is YAML of more than 1048576 characters")])
 def test_files_that_are_refused(convert_text, text, says):
     with pytest.raises(ConfigError) as error:

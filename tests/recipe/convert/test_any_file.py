@@ -140,6 +140,67 @@ SUBSET = {"num_repeats": (0, 1, 10**9), "keep_tokens": (0, 5, -1), "caption_drop
 DATASET = {"resolution": (512, [512, 500], 10**6, 1), "enable_bucket": (True, False), "bucket_no_upscale": (True,),
            "bucket_reso_steps": (1, 8, 64, 5000), "min_bucket_reso": (0, 256, -8), "max_bucket_reso": (1024, 10**6),
            "batch_size": (1, 4, 10**9, -2), "validation_split": (0.1, 2.0), **SUBSET}
+TOOLKIT = {
+    "network": {**dict.fromkeys(("linear", "rank", "linear_alpha", "alpha", "conv", "conv_alpha", "dropout",
+                                 "lokr_factor"), NUMBERS),
+                "type": ("lora", "locon", "lokr", "dora", "lorm"), "lokr_full_rank": SWITCH, "transformer_only": SWITCH,
+                "network_kwargs": ({}, None, {"only_if_contains": ["to_q", "a(b"]}, {"ignore_if_contains": "norm"}, 3)},
+    "train": {**dict.fromkeys(("steps", "batch_size", "gradient_accumulation", "gradient_accumulation_steps", "lr",
+                               "unet_lr", "max_grad_norm", "min_snr_gamma", "noise_offset", "min_denoising_steps",
+                               "max_denoising_steps", "cfg_scale", "reg_weight"), NUMBERS),
+              "noise_scheduler": ("ddpm", "flowmatch", "lcm"), "disable_sampling": SWITCH,
+              "timestep_type": ("sigmoid", "linear", "shift", "weighted", "next_sample"),
+              "content_or_style": ("balanced", "style", 3), "loss_type": ("mse", "mae"), "dtype": ("bf16", "x", None),
+              "optimizer": ("adamw", "adamw8bit", "Prodigy", "lion", "automagic", "prodigy8bit"),
+              "optimizer_params": ({}, {"weight_decay": 0.1, "betas": [0, 2]}, {"eps": "1e-8", "d_coef": 0}, None, 5),
+              "lr_scheduler": ("constant", "cosine", "linear", "step", "constant_with_warmup"),
+              "lr_scheduler_params": ({}, {"eta_min": 1e9}, {"num_warmup_steps": -1}, [],
+                                      {"start_factor": 1, "end_factor": 0.5}),
+              "ema_config": (None, {"use_ema": True, "ema_decay": 7}, {"use_ema": True})},
+    "model": {"arch": ("flux", "qwen_image", "sdxl", "sd1", "krea2", "wan22_5b", None, "zimage:turbo"),
+              "quantize": SWITCH,
+              "qtype": ("qfloat8", "uint4", "int8", "uint3|a/b", ""), "name_or_path": ("a/b", "x.safetensors", "")},
+    "sample": {**dict.fromkeys(("sample_every", "width", "height", "seed", "guidance_scale", "sample_steps"), NUMBERS),
+               "walk_seed": SWITCH, "neg": (False, "bad", "", None),
+               "prompts": ([], ["a --w 7 --cfg x", "--l .", "#\n"], [None, 3]),
+               "samples": ([], [{"prompt": "a", "seed": 1e300, "width": -1}, {}], None)},
+    "save": {**dict.fromkeys(("save_every", "max_step_saves_to_keep"), NUMBERS), "dtype": ("bf16", "float16", "fp8")},
+}
+TOOLKIT_DATA = {**dict.fromkeys(("num_repeats", "keep_tokens"), (0, 1, 5, 10**9, -1, None)),
+                **dict.fromkeys(("loss_multiplier", "caption_dropout_rate", "token_dropout_rate", "mask_min_value"),
+                                (0, 0.1, "5e-2", 3, -1.0, None, float("inf"))),
+                **dict.fromkeys(("is_reg", "shuffle_tokens", "flip_x", "random_crop", "buckets", "alpha_mask"),
+                                (True, False, None)),
+                "resolution": (512, [512, 1024], [256], 10**7, 1, None), "caption_ext": ("txt", ".caption", "md")}
+PIPE = {
+    "": {**dict.fromkeys(("epochs", "max_steps", "gradient_accumulation_steps", "gradient_clipping", "warmup_steps",
+                          "save_every_n_epochs", "save_every_n_steps", "save_every_n_examples", "eval_every_n_steps",
+                          "eval_every_n_epochs", "checkpoint_every_n_epochs", "blocks_to_swap", "force_constant_lr",
+                          "uncond_fraction"), NUMBERS),
+         "micro_batch_size_per_gpu": (1, 4, [[512, 4], [1024, 1]], [], [[]], 0, None, 10**30),
+         "activation_checkpointing": (True, "unsloth", False), "compile": SWITCH, "save_dtype": ("bfloat16", "x"),
+         "lr_scheduler": ("constant", "linear", "cosine", "rex")},
+    "model": {**dict.fromkeys(("sigmoid_scale", "shift", "min_t", "max_t", "guidance", "min_snr_gamma", "unet_lr"),
+                              NUMBERS),
+              **dict.fromkeys(("flux_shift", "lumina_shift", "v_pred", "debiased_estimation_loss"), SWITCH),
+              "type": ("flux", "sdxl", "qwen_image", "wan", "z_image", "krea2"), "dtype": ("bfloat16", "float8", None),
+              "timestep_sample_method": ("logit_normal", "uniform", "x"), "transformer_dtype": ("float8", "nf4", None),
+              "diffusers_path": ("a/b", "", "x.safetensors")},
+    "adapter": {**dict.fromkeys(("rank", "alpha", "dropout", "decompose_factor"), NUMBERS),
+                "type": ("lora", "lokr", "x")},
+    "optimizer": {**dict.fromkeys(("lr", "weight_decay", "eps", "beta2_half_life", "d_coef"), NUMBERS),
+                  "type": ("adamw_optimi", "AdamW8bitKahan", "Prodigy", "automagic", "ScheduleFreeAdamW"),
+                  "betas": ([0.9, 0.99], [0, 2], [1], None), "gradient_release": SWITCH},
+}
+PIPE_DATA = {
+    "resolutions": ([512], [512, 768], [[512, 768]], [0], [], [1e300], 5, [10**9]),
+    **dict.fromkeys(("min_ar", "max_ar", "num_ar_buckets"), (0.5, 1, 2, 3.0, 0, -1, 10**9, None)),
+    "enable_ar_bucket": (True, False), "ar_buckets": ([1.0, 1.5], [[512, 256]], [0], None, []),
+    "size_buckets": ([[512, 512, 1]], [[640, 480, 33], [7, 9, 1]], [], None), "frame_buckets": ([1], [1, 33]),
+    "num_repeats": (1, 2, 0.5, 1.5, 1e-9, 1e9, 0, -1, None), "caption_prefix": ("", "a "), "shuffle_tags": (True, None),
+    "cache_shuffle_num": (0, 3, 10**6, None), "cache_shuffle_delimiter": (", ", ";", "", " "),
+    "skip_empty_caption": (True, False), "mask_path": ("img", "nowhere"), "control_path": ("img", "nowhere"),
+}
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False),
                   st.text(max_size=6), st.lists(st.floats(allow_nan=False), max_size=3))
 
@@ -182,6 +243,47 @@ def simpletuners(draw_one):
             for place in ("img/3_dog", "reg/1_dog")]
 
 
+@st.composite
+def jobs(draw_one):
+    process = {name: some(draw_one, values) for name, values in TOOLKIT.items()}
+    listed = [{"folder_path": place, **some(draw_one, TOOLKIT_DATA)} for place in ("img/3_dog", "reg/1_dog")]
+    return {"job": "extension", "config": {"name": draw_one(st.sampled_from(("a", "", 3, None))), "process": [
+        {"type": "sd_trainer", "datasets": listed, **process}]}}
+
+
+@st.composite
+def pipes(draw_one):
+    own = [some(draw_one, PIPE_DATA) if draw_one(st.booleans()) else {} for _ in range(3)]
+    data = {"resolutions": [512], **own[0], "directory": [{"path": "img/3_dog", **own[1]},
+                                                          {"path": "reg/1_dog", **own[2]}]}
+    main = {name: some(draw_one, PIPE[name]) for name in ("model", "adapter", "optimizer")}
+    return {**some(draw_one, PIPE[""]), **main, "model": {"type": "sd3", **main["model"]}, "dataset": "pipe.json",
+            "data": data}
+
+
+@st.composite
+def civitais(draw_one):
+    own = {**dict.fromkeys(("steps", "epochs", "batchSize", "numRepeats", "lr", "unetLR", "textEncoderLr", "networkDim",
+                            "networkAlpha", "noiseOffset", "minSnrGamma", "keepTokens", "clipSkip", "resolution",
+                            "lrSchedulerNumCycles"), NUMBERS),
+           **dict.fromkeys(("flipAugmentation", "shuffleTokens", "enableBucket", "trainTextEncoder"), SWITCH),
+           "lrScheduler": ("constant", "cosine_with_restarts", "step"), "continueFrom": ("x", None),
+           "optimizerType": ("AdamW8Bit", "Prodigy", "Automagic"), "ecosystem": ("sd1", "sdxl", "flux1", "qwen", "wan")}
+    return {"params": {**some(draw_one, own), "ecosystem": draw_one(st.sampled_from(own["ecosystem"])),
+                       "engine": draw_one(st.sampled_from(("kohya", "musubi", "ai-toolkit", "rapid")))}}
+
+
+@st.composite
+def musubis(draw_one):
+    own = {"network_module": ("networks.lora_zimage", "networks.lora_wan", "networks.lokr", "networks.lora_flux_2"),
+           "network_args": ("", ["factor=8"], ["factor=1e300", "x"], "exclude_patterns=['a']"),
+           "timestep_sampling": ("sigma", "uniform", "sigmoid", "shift", "logsnr", "qwen_shift", "qinglong_qwen"),
+           "blocks_to_swap": NUMBERS, "gradient_checkpointing_cpu_offload": SWITCH, "metadata_title": ("a", "a\nb", 3),
+           "log_with": ("wandb", "all", None)}
+    return {**some(draw_one, {**{name: values for name, values in KOHYA.items() if name != "train_data_dir"}, **own}),
+            "dit": "a", "dataset_config": "musubi.toml"}
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     place = tmp_path_factory.mktemp("any")
@@ -189,6 +291,7 @@ def project(tmp_path_factory):
         draw(place / name / "0.png", (64, 64), seed=0)
     (place / "prompts.txt").write_text("a dog\na {cat}\n")
     (place / "data.toml").write_text("[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = 'img'\n")
+    (place / "musubi.toml").write_text("[[datasets]]\nimage_directory = 'img'\n")
     return place
 
 
@@ -231,4 +334,27 @@ def test_concepts_of_onetrainer(project, document):
 
 @given(document=simpletuners())
 def test_backends_of_simpletuner(project, document):
+    accepted(project, document)
+
+
+@given(document=jobs())
+def test_a_job_of_ai_toolkit(project, document):
+    accepted(project, document)
+
+
+@given(document=musubis())
+def test_a_configuration_of_musubi_tuner(project, document):
+    accepted(project, document)
+
+
+@given(document=pipes())
+def test_a_configuration_of_diffusion_pipe(project, document):
+    data = document.pop("data")
+    (project / "pipe.json").write_text(json.dumps(data).replace("Infinity", "1e999"))
+    accepted(project, document)
+    accepted(project, {"resolutions": [512], **data})
+
+
+@given(document=civitais())
+def test_parameters_of_civitai(project, document):
     accepted(project, document)

@@ -28,7 +28,7 @@ def test_a_tool_is_known_by_what_its_file_says_not_by_its_name(convert_text, tex
 
 @pytest.mark.parametrize(("text", "says"), [
     ("[]", "it is not in a format that can be converted, expected a kohya dataset TOML ([[datasets]]) or training "),
-    ("{}", "it is not in a format"), ("[[directory]]\npath = 'x'", "it is not in a format"),
+    ("{}", "it is not in a format"), ("[[directory]]\nplace = 'x'", "it is not in a format"),
     ("[1, 2]", "it is not in a format"),
     ('{"concept_file_name": "c.json", "concepts": null}',
      "it is OneTrainer's main configuration, expected the concepts that it names, 'c.json'"),

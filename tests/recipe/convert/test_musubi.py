@@ -88,7 +88,7 @@ def test_datasets_that_scale_control_pictures_differently(convert_text):
 @pytest.mark.parametrize(("key", "says"), [
     ('control_directory = "nowhere"', "no references are read from what is not a directory"),
     ('caption_extension = ".json"', "captions are .txt or .caption; rename the files"),
-    ("fp_1f_target_index = 9", "unknown setting; ignored")])
+    ("fp_1f_target_index = 9", "FramePack's videos have no counterpart"), ("colors = 9", "unknown setting; ignored")])
 def test_what_cannot_be_converted_is_said(convert_text, key, says):
     found = convert_text(f'[[datasets]]\nimage_directory = "photos"\n{key}\n')
     assert said(found)[f"datasets[0].{key.partition(' ')[0]}"] == says

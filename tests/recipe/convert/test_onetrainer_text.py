@@ -11,7 +11,7 @@ from prep.dataset.texts import text_options_of
 from prep.models.families.registry import FAMILIES
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Draft, Layer, ToolConfig
-from prep.recipe.convert.settings.onetrainer_family import family_of
+from prep.recipe.convert.onetrainer.family import family_of
 from prep.recipe.prompts import prompts_of
 
 OF_FAMILIES = {

@@ -17,8 +17,7 @@ from prep.cache.publish import publish_dir, publish_parts
 from prep.cache.remote.documents import MOST_TABLE
 from prep.cache.store import MARKER_BYTES, Cache, open_cache
 from prep.errors import CacheError, PathError
-from prep.export.sample import safe_path
-from prep.export.tar_format import (
+from prep.export.packed.tar_format import (
     AGAIN,
     BLOCK,
     expect_member,
@@ -31,6 +30,7 @@ from prep.export.tar_format import (
     table_name,
     tables_of,
 )
+from prep.export.sample import safe_path
 from prep.formatting import printable, shards_moved
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.kohya_family import MODULES, is_flow, module_of
-from prep.recipe.convert.settings.kohya_optimizer import arguments
+from prep.recipe.convert.kohya.family import MODULES, is_flow, module_of
+from prep.recipe.convert.kohya.optimizer import arguments
 from prep.recipe.convert.training import WHOLE, Training, number_of
 
 _RANK, _ALPHA = 4, 1.0  # the defaults of sd-scripts

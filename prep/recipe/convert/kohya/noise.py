@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.kohya_family import OF_DIFFUSION, family_of, is_flow, of_gui
+from prep.recipe.convert.kohya.family import OF_DIFFUSION, family_of, is_flow, of_gui
 from prep.recipe.convert.training import Training, number_of
 
 _DISCOUNT, _SHIFT = 0.3, 3.0  # the defaults of sd-scripts

@@ -14,21 +14,21 @@ from typing import Any
 
 from prep.errors import PathError
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import onetrainer
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.length import keep_length
-from prep.recipe.convert.prompts import Sampled, prompt_text
-from prep.recipe.convert.settings.onetrainer_adapters import put_method
-from prep.recipe.convert.settings.onetrainer_family import bucket_step, denoiser_of, family_of, model_type, part_of
-from prep.recipe.convert.settings.onetrainer_noise import put_draws, put_errors, put_loss
-from prep.recipe.convert.settings.onetrainer_optimizer import (
+from prep.recipe.convert.onetrainer import concepts
+from prep.recipe.convert.onetrainer.adapters import put_method
+from prep.recipe.convert.onetrainer.family import bucket_step, denoiser_of, family_of, model_type, part_of
+from prep.recipe.convert.onetrainer.noise import put_draws, put_errors, put_loss
+from prep.recipe.convert.onetrainer.optimizer import (
     batch_of,
     put_batches,
     put_full,
     put_optimizer,
     put_schedule,
 )
-from prep.recipe.convert.settings.onetrainer_times import put_times
+from prep.recipe.convert.onetrainer.times import put_times
+from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.text import fit_text
 from prep.recipe.convert.training import Training, model_of, number_of
 from prep.recipe.schema import ImageOptions, ModelOptions
@@ -59,7 +59,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     table = _current(document)
     layer = Layer(table=table, where="")
     config = ToolConfig(draft=draft, layers=[layer])
-    onetrainer.fill(draft, _concepts(config, read), _image(config))
+    concepts.fill(draft, _concepts(config, read), _image(config))
     training = Training()
     put_method(config, training)
     put_batches(config, training)
@@ -129,19 +129,19 @@ def _concepts(config: ToolConfig, read: Callable[[Path], Any]) -> list[Any]:
     if not isinstance(named, str) or not named:
         raise Unparsed(why)
     try:
-        concepts = read(config.draft.place(named, "concept_file_name"))
+        listed = read(config.draft.place(named, "concept_file_name"))
     except PathError:
         raise Unparsed(why) from None
-    if not isinstance(concepts, list):
+    if not isinstance(listed, list):
         raise Unparsed(f"{named} is not a list, expected OneTrainer's concepts")
-    return concepts
+    return listed
 
 
 def _image(config: ToolConfig) -> ImageOptions:
     plain = ImageOptions(buckets="ratio" if config.any("aspect_ratio_bucketing") in (None, True) else "single",
                          step=bucket_step(config), upscale="allow")
     named = config.any("resolution")
-    return plain if named is None else onetrainer.with_resolution(config, "resolution", str(named), plain)
+    return plain if named is None else concepts.with_resolution(config, "resolution", str(named), plain)
 
 
 def _model(config: ToolConfig, training: Training) -> ModelOptions:
@@ -185,5 +185,5 @@ def _prompts(config: ToolConfig, read: Callable[[Path], Any]) -> str:
     return prompt_text(
         Sampled(prompt=str(table.get("prompt") or ""), negative=str(table.get("negative_prompt") or ""),
                 seed=None if table.get("random_seed") is True else number_of(table.get("seed")),
-                **{ours: number_of(table.get(theirs)) for ours, theirs in _SAMPLED.items()})
+                **dict[str, Any]({ours: number_of(table.get(theirs)) for ours, theirs in _SAMPLED.items()}))
         for table in tables if table.get("enabled") is not False)

@@ -9,8 +9,8 @@ from typing import Any
 
 from prep.errors import PathError
 from prep.recipe.convert.draft import ToolConfig
+from prep.recipe.convert.kohya.family import family_of, is_flow, of_gui
 from prep.recipe.convert.prompts import Sampled, prompt_text
-from prep.recipe.convert.settings.kohya_family import family_of, is_flow, of_gui
 from prep.recipe.convert.text import fit_text
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.prompts import prompts_of, read_prompt_file
@@ -78,7 +78,7 @@ def _sampled(line: str, family: str, training: Training) -> Sampled:
     """A prompt and its options (sd-scripts: line_to_prompt_dict in library/train_util.py)."""
     known = _OF_FLUX if family == "flux" else _NUMBERS
     prompt, *options = line.split(" --")
-    negative, numbers = "", dict[str, float | None]()
+    negative, numbers = "", dict[str, Any]()
     for option in options:
         name, _, value = option.partition(" ")
         if name.lower() == "n":

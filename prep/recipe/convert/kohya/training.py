@@ -8,20 +8,20 @@ networks/lora.py) and its GUI, kohya_ss v26.0.0 (45088f04: kohya_gui/lora_gui.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prep.parse import Unparsed
-from prep.recipe.convert import kohya
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
-from prep.recipe.convert.settings.kohya_adapters import put_method
-from prep.recipe.convert.settings.kohya_family import DEFAULTS, PREFIXES, is_gui
-from prep.recipe.convert.settings.kohya_noise import put_noise
-from prep.recipe.convert.settings.kohya_optimizer import put_optimizer, put_schedule
-from prep.recipe.convert.settings.kohya_text import prompts_for, text_of
-from prep.recipe.convert.settings.kohya_times import put_times
+from prep.recipe.convert.kohya import dataset
+from prep.recipe.convert.kohya.adapters import put_method
+from prep.recipe.convert.kohya.family import DEFAULTS, PREFIXES, is_gui
+from prep.recipe.convert.kohya.noise import put_noise
+from prep.recipe.convert.kohya.optimizer import put_optimizer, put_schedule
+from prep.recipe.convert.kohya.text import prompts_for, text_of
+from prep.recipe.convert.kohya.times import put_times
 from prep.recipe.convert.training import Training, model_of, number_of
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import ModelOptions
@@ -45,7 +45,7 @@ _SPEED = "affects only speed and memory: nothing to set"
 _STEPS_TOO = "here there is one interval, in steps or in epochs; that in steps is written"
 _TEXT = "text encoders are never trained: no counterpart"
 _RUN = "an option of train run: -o RUN"
-_WORDS: Mapping[str, str] = {
+WORDS: Mapping[str, str] = {
     **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
                      "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
                      "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae",
@@ -66,7 +66,7 @@ _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2
 
 def is_training(document: Mapping[str, Any]) -> bool:
     """Whether a TOML or JSON document is such a configuration."""
-    return any(name in _flat(document) for name in MARKS)
+    return any(name in flat_of(document) for name in MARKS)
 
 
 def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> ConvertedRecipe:
@@ -74,15 +74,15 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
 
     Raises `Unparsed`, and what `read` raises.
     """
-    table = _sd_scripts(_flat(document))
+    table = _sd_scripts(flat_of(document))
     layer = Layer(table=table, where="")
     draft = Draft(tool="kohya", base=base, trains=True)
     config = ToolConfig(draft=draft, layers=[layer])
     args = {name: _plain(name, value) for name, value in table.items() if name != "batch_size"}
-    kohya.fill(draft, _dataset(config, read), Layer(table=args, where="", keys_read=layer.keys_read))
+    dataset.fill(draft, _dataset(config, read), Layer(table=args, where="", keys_read=layer.keys_read))
     layer.keys_read.discard("batch_size")  # read for a dataset file; here it is of the GUI's preparation of latents
     training = Training()
-    _batches(config, training)
+    put_batches(config, training)
     put_optimizer(config, training)
     put_schedule(config, training)
     put_method(config, training)
@@ -95,13 +95,13 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
                          for source in draft.sources]
     model = replace(_model(config, training), **text_of(config, training))
     prompts, text = prompts_for(config, training, read)
-    _others(layer, training)
+    put_others(layer, training, WORDS, _QUIET)
     converted = draft.finish()
     recipe = replace(converted.recipe, model=model, prompts=prompts)
     return replace(converted, training=training, recipe=recipe, prompts=text)
 
 
-def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+def flat_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without their sections, which sd-scripts ignores."""
     flat: dict[str, Any] = {}
     for name, value in document.items():
@@ -134,10 +134,7 @@ def _dataset(config: ToolConfig, read: Callable[[Path], Any]) -> Mapping[str, An
     """The dataset file that the configuration names, or a document built from its directories."""
     draft, named = config.draft, config.any("dataset_config")
     if isinstance(named, str) and named:
-        document = read(draft.place(named, "dataset_config"))
-        if not isinstance(document, dict) or not isinstance(document.get("datasets"), list):
-            raise Unparsed(f"dataset_config {named} has no [[datasets]], expected sd-scripts' dataset TOML")
-        return document
+        return dataset_document(draft, named, read, "sd-scripts'")
     subsets: list[dict[str, Any]] = []
     for key, is_reg in (("train_data_dir", False), ("reg_data_dir", True)):
         place = config.any(key)
@@ -146,6 +143,14 @@ def _dataset(config: ToolConfig, read: Callable[[Path], Any]) -> Mapping[str, An
     if not subsets:
         raise Unparsed("it has no dataset, expected dataset_config or train_data_dir")
     return {"datasets": [{"subsets": subsets}]}
+
+
+def dataset_document(draft: Draft, named: str, read: Callable[[Path], Any], whose: str) -> Mapping[str, Any]:
+    """The dataset file that is `named`, `whose` it is. Raises `Unparsed`, and what `read` raises."""
+    document = read(draft.place(named, "dataset_config"))
+    if not isinstance(document, dict) or not isinstance(document.get("datasets"), list):
+        raise Unparsed(f"dataset_config {named} has no [[datasets]], expected {whose} dataset TOML")
+    return document
 
 
 def _subsets(root: Path, is_reg: bool, table: Any) -> list[dict[str, Any]]:
@@ -159,7 +164,8 @@ def _subsets(root: Path, is_reg: bool, table: Any) -> list[dict[str, Any]]:
             for folder, match in numbered]
 
 
-def _batches(config: ToolConfig, training: Training) -> None:
+def put_batches(config: ToolConfig, training: Training) -> None:
+    """Converts the size of a batch, the length of the run, and the rate of captions that are dropped."""
     draft = config.draft
     count = draft.batches[0] if draft.batches else int(number_of(config.any("train_batch_size")) or 1)
     if len(set(draft.batches)) > 1:
@@ -216,10 +222,11 @@ def _model(config: ToolConfig, training: Training) -> ModelOptions:
     return model_of(named, "pretrained_model_name_or_path", training, config.draft.base)
 
 
-def _others(layer: Layer, training: Training) -> None:
-    """Adds notes on settings that were not read: one for each known setting, and one that names all others."""
-    unread = [name for name, value in layer.table.items() if name not in layer.keys_read | _QUIET and value not in OFF]
+def put_others(layer: Layer, training: Training, words: Mapping[str, str], quiet: Iterable[str]) -> None:
+    """Adds notes on settings that were not read: those of `words`, none for `quiet`, and one that names all others."""
+    passed = layer.keys_read.union(quiet)
+    unread = [name for name, value in layer.table.items() if name not in passed and value not in OFF]
     for name in unread:
-        if name in _WORDS:
-            training.note(name, layer.table[name], _WORDS[name])
-    training.note_others({name: layer.table[name] for name in unread if name not in _WORDS})
+        if name in words:
+            training.note(name, layer.table[name], words[name])
+    training.note_others({name: layer.table[name] for name in unread if name not in words})

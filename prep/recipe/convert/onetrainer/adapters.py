@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.onetrainer_family import denoiser_of, model_type, part_of
+from prep.recipe.convert.onetrainer.family import denoiser_of, model_type, part_of
 from prep.recipe.convert.training import WHOLE, Training, number_of
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}

@@ -1,4 +1,4 @@
-"""Implements `prep pack`: a manifest and what it needs of its cache, as one tar (`prep.export.tar_format`)."""
+"""Implements `prep pack`: a manifest and what it needs of its cache, as one tar (`prep.export.packed.tar_format`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any, BinaryIO
 
 from prep.cache.store import MARKER_BYTES, Cache, cache_at
 from prep.errors import CacheError, PathError
-from prep.export.tar_format import BLOCK, END, PackMember, header_of, parts_of, shard_members, table_name, tables_of
+from prep.export.packed.tar_format import (
+    BLOCK,
+    END,
+    PackMember,
+    header_of,
+    parts_of,
+    shard_members,
+    table_name,
+    tables_of,
+)
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory

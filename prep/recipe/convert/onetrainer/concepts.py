@@ -1,7 +1,7 @@
 """Converts OneTrainer's concepts (a JSON list, `training_concepts/concepts.json`) to a recipe.
 
 Other settings, such as resolution and masked training, are in its main configuration, which
-`prep.recipe.convert.onetrainer_training` reads. (OneTrainer: modules/util/config/ConceptConfig.py)
+`prep.recipe.convert.onetrainer.training` reads. (OneTrainer: modules/util/config/ConceptConfig.py)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prep.fs.text import read_text
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import BALANCED, FLAT, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.length import Frequency, is_never, put_repeats
-from prep.recipe.convert.settings.onetrainer_family import STEP
+from prep.recipe.convert.onetrainer.family import STEP
 from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}

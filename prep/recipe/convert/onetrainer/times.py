@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.onetrainer_optimizer import in_steps
+from prep.recipe.convert.onetrainer.optimizer import in_steps
 from prep.recipe.convert.training import Training, number_of
 
 _EVERY: Mapping[str, tuple[float | None, str]] = {  # OneTrainer's defaults; those in minutes have no counterpart

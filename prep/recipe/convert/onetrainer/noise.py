@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.onetrainer_family import is_shifted, part_of
+from prep.recipe.convert.onetrainer.family import is_shifted, part_of
 from prep.recipe.convert.training import Training, number_of
 
 _DISTRIBUTIONS: Mapping[str, str] = {"UNIFORM": "uniform", "LOGIT_NORMAL": "logit-normal", "HEAVY_TAIL": "mode"}

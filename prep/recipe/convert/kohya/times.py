@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.kohya_family import is_flow
+from prep.recipe.convert.kohya.family import is_flow
 from prep.recipe.convert.training import Training, number_of
 
 # Its samplers, some of them with k_ before the name, and diffusers' schedulers that they are.

@@ -7,7 +7,7 @@ from math import prod, sqrt
 from typing import Any
 
 from prep.recipe.convert.draft import ToolConfig
-from prep.recipe.convert.settings.onetrainer_family import denoiser_of, part_of
+from prep.recipe.convert.onetrainer.family import denoiser_of, part_of
 from prep.recipe.convert.training import Training, number_of
 
 _OPTIMIZERS: Mapping[str, str] = {

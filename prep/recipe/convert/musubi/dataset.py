@@ -21,10 +21,10 @@ from prep.errors import PathError
 from prep.fs.text import TooLarge, read_small
 from prep.parse import Unparsed, expect, list_of, within
 from prep.recipe.convert.draft import FLAT, ConvertedRecipe, Draft, Layer, ToolConfig
-from prep.recipe.convert.kohya import one_size, resolution_of
+from prep.recipe.convert.kohya.dataset import one_size, resolution_of
 from prep.recipe.schema import SETTINGS, ImageOptions, Source
 
-MARKS = {"image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file"}  # of a dataset
+_MARKS = {"image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file"}  # of a dataset
 MOST_LINES = 1 << 26  # bytes of a file of JSON lines that is read for the directory of its pictures
 STEP = 16  # pixels between bucket sides, for most of its models
 _USUAL = (960, 544)  # pixels, width first
@@ -32,15 +32,30 @@ _LEFT: Mapping[str, str] = {
     "cache_directory": "prep manages caches: nothing to set",
     "batch_size": "belongs to training: in train.toml, it is batch_size",
     "multiple_target": "pictures of layers have no counterpart",
+    **dict.fromkeys(("fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post"),
+                    "FramePack's videos have no counterpart"),
 }
 # Earlier names of these settings come after them.
 _WHOLE = ("no_resize_control", "flux_kontext_no_resize_control", "qwen_image_edit_no_resize_control")
 _SCALED = ("control_resolution", "qwen_image_edit_control_resolution")
 
 
+def is_dataset(document: Any) -> bool:
+    """Whether a document is such a dataset file."""
+    listed = document.get("datasets") if isinstance(document, dict) else None
+    return isinstance(listed, list) and any(isinstance(entry, dict) and _MARKS & entry.keys() for entry in listed)
+
+
 def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     """The recipe for a dataset file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="musubi-tuner", base=base)
+    references = fill(draft, document)
+    converted = draft.finish()
+    return replace(converted, recipe=replace(converted.recipe, **references))
+
+
+def fill(draft: Draft, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the sources of a dataset file; the recipe's settings of references. Raises `Unparsed`."""
     general = Layer(table=expect(document.get("general", {}), dict, "general"), where="general")
     fits: dict[str, tuple[str, int]] = {}  # how references are scaled, by dataset
     for number, table in enumerate(list_of(document["datasets"], lambda value, at: expect(value, dict, at),
@@ -58,18 +73,12 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     ToolConfig(draft=draft, layers=[general]).note_unread(_LEFT, at="")
     ToolConfig(draft=draft, layers=[Layer(table=document, where="", keys_read={"general", "datasets"})]
                ).note_unread(at="")
-    return _finish(draft, fits)
-
-
-def _finish(draft: Draft, fits: Mapping[str, tuple[str, int]]) -> ConvertedRecipe:
-    """The recipe with one way to scale references: that of the first dataset that has any."""
     first = next(iter(fits.values()), ("family", 0))
     for where in [where for where, fit in fits.items() if fit != first]:
         draft.note(f"{where}: control pictures", None, "a recipe has one [references] fit and resolution, those of the "
                    "first dataset with such pictures", "references")
     side = draft.within("control_resolution", first[1], SETTINGS["references.resolution"].bounds, "references")
-    converted = draft.finish()
-    return replace(converted, recipe=replace(converted.recipe, reference_fit=first[0], reference_resolution=side))
+    return {"reference_fit": first[0], "reference_resolution": side}
 
 
 def _fit(config: ToolConfig) -> tuple[str, int]:
@@ -110,6 +119,8 @@ def _dataset(config: ToolConfig, own: Layer) -> None:
             references = draft.reference_folders([config.get("control_directory", str, "")],
                                                  config.key("control_directory"))
     config.any("control_directory")
+    if draft.trains:
+        draft.batches.append(config.get("batch_size", int, 1))
     ToolConfig(draft=draft, layers=[own]).note_unread(_LEFT)
     draft.images.append((own.where, image))
     draft.sources.append(Source(path=path, repeats=repeats, table=table, references=references,

@@ -1,0 +1,1 @@
+"""Reads the configurations of diffusion-pipe."""

@@ -1,0 +1,1 @@
+"""Reads the files of sd-scripts and its GUI, kohya_ss."""
