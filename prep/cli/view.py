@@ -179,8 +179,8 @@ def _recipe(options: _SourceOptions) -> tuple[Recipe, Path | None]:
     """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
     if not options.edit:
         return opt.recipe_from_options(options.what, **options.given), None
+    from prep.dataset.edits.places import check_folder, folder_of
     from prep.recipe.edits import NONE
-    from prep.view.edit.places import check_folder, folder_of
 
     named = options.given["edits"]  # which need not exist yet
     recipe = opt.recipe_from_options(options.what, **{**options.given, "edits": None if named is None else NONE})
@@ -201,10 +201,10 @@ def _recipe(options: _SourceOptions) -> tuple[Recipe, Path | None]:
 def _edits(options: _SourceOptions, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
     from functools import partial
 
+    from prep.dataset.edits.places import EditPlaces, check_editable
+    from prep.dataset.edits.record import Recorder
     from prep.view.edit.cost import cost_of
     from prep.view.edit.editor import Edits
-    from prep.view.edit.places import EditPlaces, check_editable
-    from prep.view.edit.record import Recorder
 
     check_editable(recipe, folder)
     if options.cache is not None and not recipe.model.path:

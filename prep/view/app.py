@@ -34,6 +34,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from prep.dataset.edits.refused import Refused
 from prep.errors import Problem
 from prep.manifest.diff import names_of, sides_of
 from prep.manifest.diff_samples import changes
@@ -42,7 +43,6 @@ from prep.parse import Unparsed
 from prep.view.data import data_of
 from prep.view.diff import Diff
 from prep.view.edit.editor import Editor, Edits
-from prep.view.edit.refused import Refused
 from prep.view.edit.routes import edit_routes
 from prep.view.guard import App, new_token
 from prep.view.memory import Memory

@@ -21,6 +21,10 @@ from PIL import Image
 from viewing import viewing, viewing_source
 
 from prep.cli.view import _recipe, _sources_of
+from prep.dataset.edits.log import UndoLog
+from prep.dataset.edits.places import EditPlaces, check_editable, check_folder, folder_of
+from prep.dataset.edits.record import Recorder
+from prep.dataset.edits.refused import Refused
 from prep.dataset.ingest import ingest
 from prep.digest import canonical, with_checksum
 from prep.errors import ConfigError, PathError, UsageError
@@ -37,10 +41,6 @@ from prep.recipe.write import render_recipe
 from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
-from prep.view.edit.log import UndoLog
-from prep.view.edit.places import EditPlaces, check_editable, check_folder, folder_of
-from prep.view.edit.record import Recorder
-from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
 from prep.view.source import state
 from prep.view.source.state import SourceSet, state_of
@@ -721,7 +721,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
         assert server.save(0, "caption", b"of a tar").status == 200
         assert "<bdi>of a tar</bdi>" in server.get("/sample/0").text
         assert server.undo(0, "caption").status == 200 and "<bdi>of a tar</bdi>" not in server.get("/sample/0").text
-    monkeypatch.setattr("prep.view.edit.places.user_cache", lambda: None)
+    monkeypatch.setattr("prep.dataset.edits.places.user_cache", lambda: None)
     with pytest.raises(PathError, match="what edits replace cannot be kept: there is no home directory"):
         _ = EditPlaces(recipe=recipe, folder=None).undo
 

@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from prep.dataset.edits.refused import Refused
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.manifest.select import Query
@@ -15,7 +16,6 @@ from prep.pages.parts import CaptionForm, Card, Column, Table
 from prep.pages.words import compared
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS
-from prep.view.edit.refused import Refused
 from prep.view.edit.replace import REWORDING, ReplacePlan, Rewording, plan
 from prep.view.params import address
 from prep.view.site import Site, card_of

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from prep.dataset.edits.refused import Refused
 from prep.digest import digest_bytes
 from prep.fs.below import Below, Folder
 from prep.parse import Unparsed, expect, known_keys
-from prep.view.edit.refused import Refused
 
 FORMAT = "latentry/edit"
 MOST_BYTES = 1 << 28  # of what can be undone
