@@ -567,7 +567,8 @@ def test_what_was_saved_is_used_by_the_next_command(prep, pictures, tmp_path):
     assert captions(load_recipe(pictures, choices={}))["a.png"] == ("of a",)  # nothing was saved
     with viewing_source(pictures, folder, **SMALL) as server:
         assert server.save(number(server, "a.png"), "caption", b"edited").text == "Saved to a.txt."
-    note = f"note: captions and masks edited in prep view are used, those in {folder}; --edits none leaves them out"
+    note = ("note: captions and masks of prep view and prep caption are used, those in "
+            f"{folder}; --edits none leaves them out")
     for source in (pictures, recipe):
         found = load_recipe(source, choices={})
         assert captions(found)["a.png"] == ("edited",) and found.notes == (note,)
@@ -815,7 +816,7 @@ def test_options_that_do_not_fit(prep, pictures, edits, small):
     assert "--cache is given, but no model is known, so rows cannot be counted" in prep(
         "view", pictures, "--edit", "--cache", "c", "--quiet").err
     none = prep("view", pictures, "--edit", "--edits", "none")
-    assert none.code == 2 and "--edit is given with --edits none, expected a directory to write to" in none.err
+    assert none.code == 2 and "--edits is none, expected a directory to write to" in none.err
     assert prep("view", pictures, "--edit", "--edits", pictures / "in").code == 5
 
 
