@@ -7,7 +7,6 @@ killed loses what was under way, and another run with the same words asks nothin
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +25,6 @@ from prep.parse import Unparsed, expect
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import DECODING
 
-ENDING = 1.5  # seconds for which threads are waited for that are asked to end
 KIND = "answer"  # of records in the memory
 
 
@@ -106,12 +104,12 @@ class Asker:
             done.put(None)
 
     def _end(self, threads: Sequence[Thread]) -> None:
+        """Ends what is under way, which a model on this computer does after its next token."""
         self._engine.close()
         self._pool.close()
-        deadline = time.monotonic() + ENDING
         for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:  # else it was never started
+                thread.join()
         self._answers.save()
 
     def _answered(self, batch: Sequence[Asked]) -> list[Said]:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from prep.captioning.client import Client, NoAnswer, Reply, is_this_computer
-from prep.captioning.engine import Answer, Prepared, Stopped, Unanswered
+from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered
 from prep.errors import ModelError, UsageError
 from prep.formatting import counted, printable
 
@@ -76,15 +76,17 @@ class Endpoint:
 
     form: Literal["jpeg", "pixels"] = "jpeg"
     batch = 1
+    prompt = PROMPT
 
-    def __init__(self, url: str, *, model: str, key: str, at_once: int, seconds: float, retries: int,
+    def __init__(self, url: str, *, model: str, key: str, concurrency: int, timeout: float, retries: int,
                  max_tokens: int, temperature: float | None) -> None:
-        self.name, self.at_once = model, at_once
+        """`timeout`: seconds that a request may take."""
+        self.name, self.at_once = model, concurrency
         self.identity: Mapping[str, str | int | None] = {
             "engine": "endpoint", "model": model, "max_tokens": max_tokens,
             "temperature": None if temperature is None else f"{temperature:g}"}
         self._url, self._key, self._retries = url, key, retries
-        self._client = Client(url, {"Authorization": f"Bearer {key}"} if key else {}, seconds)
+        self._client = Client(url, {"Authorization": f"Bearer {key}"} if key else {}, timeout)
         self._options: dict[str, Any] = {"model": model, "max_tokens": max_tokens,
                                          **({} if temperature is None else {"temperature": temperature})}
         self._lock = threading.Lock()

@@ -46,11 +46,29 @@ class Unanswered:
 class Engine(Protocol):
     """Describes pictures."""
 
-    name: str  # of its model, for people and for records
-    identity: Mapping[str, str | int | None]  # besides picture and prompt, what decides an answer
-    form: Literal["jpeg", "pixels"]  # of a `Prepared` picture
-    at_once: int  # threads that may call `answer` at the same time
-    batch: int  # pictures that a call takes, at most
+    @property
+    def name(self) -> str:
+        """Its model, for people and for records."""
+
+    @property
+    def identity(self) -> Mapping[str, str | int | None]:
+        """What decides an answer, besides picture and prompt."""
+
+    @property
+    def prompt(self) -> str:
+        """What it is asked by default."""
+
+    @property
+    def form(self) -> Literal["jpeg", "pixels"]:
+        """Of a `Prepared` picture."""
+
+    @property
+    def at_once(self) -> int:
+        """Threads that may call `answer` at the same time."""
+
+    @property
+    def batch(self) -> int:
+        """Pictures that a call takes, at most."""
 
     def answer(self, pictures: Sequence[Prepared], prompts: Sequence[str]) -> Sequence[Answer | Unanswered]:
         """An answer for each picture, to its prompt. Raises `Problem` if no picture will get one; `Stopped`."""

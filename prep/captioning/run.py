@@ -24,7 +24,7 @@ from prep.fs.memo import dry_run
 from prep.images.thumbnail import shrunk_size
 from prep.progress import Progress, phase
 from prep.recipe.schema import Recipe
-from prep.runtime import defer_interrupts
+from prep.runtime import defer_interrupts, killable
 
 EXAMPLES = 3  # captions that are shown, unless a limit is given
 AGAIN = ("not-captioned", "unreadable-file", "changed-meanwhile")  # which the same command may do later
@@ -148,7 +148,7 @@ def _beside(call: CaptionCall) -> dict[str, tuple[str, ...]]:
 def _made(call: CaptionCall, todo: tuple[Asked, ...], asker: Asker, writer: Writer) -> int:
     """Writes the captions; the number of answers that were not remembered."""
     new = 0
-    with call.progress("captioning", len(todo), "pictures") as tick, closing(asker.ask(todo)) as results:
+    with call.progress("captioning", len(todo), "pictures") as tick, killable(), closing(asker.ask(todo)) as results:
         for said in results:
             first = not writer.written
             writer.take(said)
@@ -162,7 +162,7 @@ def _made(call: CaptionCall, todo: tuple[Asked, ...], asker: Asker, writer: Writ
 def _announced(lacking: list[Asked], missing: int, side: int, engine: Engine, where: str) -> str:
     """What is said before the first request."""
     if engine.form != "jpeg":
-        return f"note: {counted(len(lacking), 'picture')}, {counted(missing, 'answer')} by {engine.name}, {where}"
+        return f"note: {engine.name} describes {counted(len(lacking), 'picture')} {where}"
     pixels = 0
     for asked in lacking:
         width, height = shrunk_size(asked.known.size, side)

@@ -18,8 +18,8 @@ SECRET = "sk-not-for-others"
 
 
 def engine_of(server, **differs):
-    return Endpoint(chat_address(server.url), **{"model": "tiny", "key": "", "at_once": 2, "seconds": 20, "retries": 3,
-                                                 "max_tokens": 50, "temperature": None, **differs})
+    return Endpoint(chat_address(server.url), **{"model": "tiny", "key": "", "concurrency": 2, "timeout": 20,
+                                                 "retries": 3, "max_tokens": 50, "temperature": None, **differs})
 
 
 def ask(rule, **differs):
@@ -81,7 +81,7 @@ def test_what_may_pass_is_asked_again(bad):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_server_that_hangs_is_asked_again(half):
-    answer, asked = ask(lambda request, before: Reply(hangs=True, half=half) if not before else "a cat", seconds=0.3)
+    answer, asked = ask(lambda request, before: Reply(hangs=True, half=half) if not before else "a cat", timeout=0.3)
     assert answer == Answer(text="a cat") and len(asked) == 2
 
 
@@ -208,7 +208,7 @@ def test_proxies_are_those_of_the_environment_but_not_for_this_computer(monkeypa
     with ChatServer(lambda *_: "by the proxy") as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url.removesuffix("/v1"))
         monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
-        far = Endpoint(chat_address("http://models.invalid:81"), model="m", key="", at_once=1, seconds=5, retries=0,
+        far = Endpoint(chat_address("http://models.invalid:81"), model="m", key="", concurrency=1, timeout=5, retries=0,
                        max_tokens=9, temperature=None)
         assert far.answer([PICTURE], ["what?"]) == [Answer(text="by the proxy")]
         assert proxy.asked[0].path == "http://models.invalid:81/v1/chat/completions"
@@ -217,7 +217,7 @@ def test_proxies_are_those_of_the_environment_but_not_for_this_computer(monkeypa
 
 def test_where_pictures_go_is_said():
     def said(url, key=""):
-        return Endpoint(chat_address(url), model="m", key=key, at_once=1, seconds=5, retries=0, max_tokens=9,
+        return Endpoint(chat_address(url), model="m", key=key, concurrency=1, timeout=5, retries=0, max_tokens=9,
                         temperature=None).describe()
 
     assert said("http://localhost:8000") == "http://localhost:8000 (this computer)"
