@@ -107,13 +107,14 @@ def _connection(at: SplitResult) -> tuple[http.client.HTTPConnection, str]:
     host, path = at.hostname or "", at.path + (f"?{at.query}" if at.query else "")
     proxy = None if is_this_computer(host) or proxy_bypass(host) else getproxies().get(at.scheme)
     through = None if proxy is None else urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    first, port = (host, at.port) if through is None else (through.hostname or "", through.port or 80)
+    own = at.port or {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[at.scheme]
+    first, port = (host, own) if through is None else (through.hostname or "", through.port or 80)
     if at.scheme == "http":
         return (http.client.HTTPConnection(first, port, timeout=CONNECTING),
                 path if through is None else at.geturl())
     connection = http.client.HTTPSConnection(first, port, timeout=CONNECTING, context=ssl.create_default_context())
     if through is not None:
-        connection.set_tunnel(host, at.port)
+        connection.set_tunnel(host, own)
     return connection, path
 
 

@@ -102,11 +102,12 @@ def _check(endpoint: str | None, model: str | None, served: Mapping[str, Any], l
         raise UsageError("--model is missing: what should describe the pictures?",
                          hint="for example: prep caption SOURCE --model Qwen/Qwen2.5-VL-3B-Instruct --download, or "
                          "--endpoint http://localhost:8000/v1 --model NAME")
+    wanted = "of a server, but --endpoint is not given" if endpoint is None else (
+        "on this computer, but --endpoint is given")
     for name, value in (served if endpoint is None else loaded).items():
         if value is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is for a model {'of a server' if endpoint is None else 'on this computer'}, but "
-                             f"--endpoint is {'not ' if endpoint is None else ''}given", hint=f"leave {flag} out")
+            raise UsageError(f"{flag} is for a model {wanted}", hint=f"leave {flag} out")
 
 
 def _chosen(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

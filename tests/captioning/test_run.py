@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chat_server import ChatServer, Reply, completion, failure
-from crashes import state
+from crashes import Crashed, Disk, state
 from pictures import draw
 from PIL import Image
 from viewing import viewing_source
 
+from prep.cli.main import app
 from prep.dataset.edits.log import UndoLog
 from prep.fs.below import Below
 from prep.recipe.load import load_recipe
@@ -153,6 +154,7 @@ def test_pages_show_who_made_a_caption_and_undo_it(prep, bare, edits):
     with viewing_source(bare, edits, **small) as pages:
         made = {page: "Made by <bdi>org/&lt;Tiny&gt;-VL</bdi>" in pages.get(f"/sample/{page}").text
                 for page in range(5)}
+        assert pages.get("/edits").text.count("caption created by org/&lt;Tiny&gt;-VL") == 4
         at = next(page for page in range(5) if made[page])
         assert sum(made.values()) == 4
         assert pages.save(at, "caption", b"by hand\n").status == 200
@@ -247,6 +249,28 @@ def test_a_caption_that_is_written_meanwhile_stays(prep, bare, edits):
         result = prep(*call(server, bare))
     assert "0.txt was written by another program meanwhile, and stays" in result.out and result.code == 1
     assert texts(edits)["0.txt"] == "quicker\n"
+
+
+def test_a_kill_at_each_change_of_the_disk(prep, bare, edits, monkeypatch):
+    """Captions are whole or not there, and the same command completes them, asking only what it had not noted."""
+    with ChatServer(named) as server:
+        words = [str(word) for word in call(server, bare, "--limit", 1, "--quiet", "--edits", edits)]
+        with monkeypatch.context() as patched:
+            disk = Disk(patched)
+            prep(*words)
+        ((name, wanted),) = texts(edits).items()
+        assert len(disk.seen) > 5
+        for stop in range(len(disk.seen)):
+            shutil.rmtree(edits)
+            with monkeypatch.context() as patched:
+                disk = Disk(patched)
+                disk.left = stop
+                with pytest.raises(Crashed):
+                    app(words, standalone_mode=False)
+            assert texts(edits) in ({}, {name: wanted}), stop
+            assert prep(*words).code == 0 and texts(edits)[name] == wanted, stop
+            assert UndoLog(Below(edits, (".undo",))).entries()[0].by == "tiny"
+        assert len(server.asked) == 1
 
 
 INTERRUPTED = "from prep.cli.main import main; main()"

@@ -102,7 +102,8 @@ def edits_page(site: Site, cost: Cost | None) -> str:
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
         rows=[{"place": entry.place, "number": numbers.get(entry.place),
-               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}"} for entry in entries[:ROWS]])
+               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}{entry.by and f' by {entry.by}'}"}
+              for entry in entries[:ROWS]])
 
 
 def edit_counts(changed: dict[str, int]) -> str:
