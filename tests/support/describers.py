@@ -52,6 +52,37 @@ def build_blip(path: Path) -> Path:
     return path
 
 
+def build_florence(path: Path) -> Path:
+    """Florence-2 for pictures of 64x64: five tokens each. Its tokenizer has a token per byte."""
+    import torch
+    from tiny_pipelines.tokenizers import byte_letters
+    from transformers import (
+        BartTokenizer,
+        CLIPImageProcessor,
+        Florence2Config,
+        Florence2ForConditionalGeneration,
+        Florence2Processor,
+    )
+
+    torch.manual_seed(2)
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<image>", *byte_letters()]
+    tokenizer: Any = BartTokenizer(vocab={word: number for number, word in enumerate(words)}, merges=[],
+                                   pad_token="<pad>", extra_special_tokens={"image_token": "<image>"})
+    text = {"model_type": "bart", "vocab_size": len(words), "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+            "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+            "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+            "forced_eos_token_id": 2}
+    vision = {"embed_dim": (8, 8, 8, 16), "num_heads": (1, 1, 1, 2), "num_groups": (1, 1, 1, 2), "depths": (1,) * 4,
+              "window_size": 4, "projection_dim": 16}
+    model = Florence2ForConditionalGeneration(Florence2Config(text_config=text, vision_config=vision,
+                                                              image_token_id=words.index("<image>")))
+    _lively(model)
+    model.save_pretrained(path)
+    pictures = CLIPImageProcessor(size={"height": 64, "width": 64}, do_center_crop=False, image_seq_length=5)
+    Florence2Processor(pictures, tokenizer, num_additional_image_tokens=0).save_pretrained(path)
+    return path
+
+
 def _lively(model: Any) -> None:
     """Makes random weights large enough to say different things about different pictures."""
     import torch
