@@ -255,6 +255,8 @@ def test_a_kill_at_each_change_of_the_disk(prep, bare, edits, monkeypatch):
     """Captions are whole or not there, and the same command completes them, asking only what it had not noted."""
     with ChatServer(named) as server:
         words = [str(word) for word in call(server, bare, "--limit", 1, "--quiet", "--edits", edits)]
+        prep(*words)  # which remembers the answer
+        shutil.rmtree(edits)
         with monkeypatch.context() as patched:
             disk = Disk(patched)
             prep(*words)
