@@ -125,12 +125,14 @@ class LocalModel:
             raise Stopped
         given = inputs["input_ids"] if "input_ids" in inputs else torch.empty(len(texts), 0)
         length = given.shape[1]
-        if not model.config.is_encoder_decoder and length and torch.equal(made_BL[:, :length], given):
+        if model.config.is_encoder_decoder:
+            made_BL = made_BL[:, 1:]  # without the token that a decoder starts with, which BART also ends with
+        elif length and torch.equal(made_BL[:, :length], given):
             made_BL = made_BL[:, length:]  # what follows the prompt
-        ends = model.generation_config.eos_token_id
+        ends, forced = model.generation_config.eos_token_id, model.generation_config.forced_eos_token_id
         last = {ends} if isinstance(ends, int) else set(ends or ())
-        full = made_BL.shape[1] >= self._options["max_new_tokens"]
-        return [Answer(text=" ".join(text.split()), cut=full and not last & set(row.tolist()))
+        full, own = made_BL.shape[1] >= self._options["max_new_tokens"], None if forced is None else -1
+        return [Answer(text=" ".join(text.split()), cut=full and not last & set(row[:own].tolist()))
                 for text, row in zip(reader.texts(made_BL), made_BL, strict=True)]
 
     def _load(self) -> tuple[Any, Reader]:
