@@ -94,7 +94,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mirrored-duplicate": ("info", "mirror image of another file", "nothing, if intended"),
     "duplicates-skipped": ("info", "too many pictures to compare all for near-duplicates", "scan fewer at a time"),
     # captions
-    "missing-caption": ("warning", "picture without a caption", "write one, or choose --missing-caption"),
+    "missing-caption": ("warning", "picture without a caption", "write one, make it with prep caption, or choose "
+                        "--missing-caption"),
     "empty-caption": ("warning", "caption without text", "write one, or choose --missing-caption"),
     "caption-encoding": ("error", "caption is not UTF-8", "save it as UTF-8"),
     "caption-utf16": ("warning", "caption is UTF-16; read, though other tools do not", "save it as UTF-8"),
@@ -108,6 +109,13 @@ CODES: dict[str, tuple[Severity, str, str]] = {
                                "nothing"),
     "caption-too-long": ("warning", "longer than any text encoder takes", "shorten it"),
     "odd-length": ("info", "a caption far shorter or longer than the others", "nothing, if intended"),
+    "not-captioned": ("error", "prep caption got no answer about the picture", "run the same command again"),
+    "caption-refused": ("warning", "a model refused to describe the picture, which got no caption from it",
+                        "write one, or ask another model, or with another --prompt"),
+    "caption-cut": ("warning", "a model's caption was cut off at its most tokens", "--max-tokens, or a --prompt for a "
+                    "shorter one"),
+    "caption-repeated": ("warning", "a model said the same about many pictures", "look at them: prep view --edit; try "
+                         "another model or --prompt"),
     "orphan-caption": ("warning", "caption without a picture", "remove it, or find its picture"),
     "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
     "bad-json": ("warning", "JSON beside a caption cannot be parsed; not used", "download it again, or remove it"),

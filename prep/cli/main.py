@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from prep.cli.app import make_app
 from prep.cli.bucket import bucket
+from prep.cli.caption import caption
 from prep.cli.clean import clean
 from prep.cli.codes import codes
 from prep.cli.compact import compact
@@ -37,7 +38,7 @@ from prep.cli.view import view
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
                {"Start": (init, demo, doctor, models, convert),
                 "Look at pictures": (scan, bucket, view),
-                "Make a cache": (mask, encode, import_latents, seal, prompts),
+                "Make a cache": (caption, mask, encode, import_latents, seal, prompts),
                 "Look at a cache, and keep it": (inspect, verify, diff, gc, compact, clean, codes),
                 "Work on a project": (studio, jobs),
                 "Share": (export, pack, unpack, push, pull)})

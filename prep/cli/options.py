@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -123,6 +124,36 @@ def recipe_from_options(source: Place, **values: Any) -> Recipe:
     from prep.recipe.load import load_recipe  # here: --help needs no TOML and no sources
 
     return load_recipe(place_of(source), choices=choices_of(values))
+
+
+def recipe_to_edit(source: Place, values: Given, *, sidecars: bool) -> tuple[Recipe, Path | None]:
+    """As `recipe_from_options`, and the directory that captions and masks are written to: that of --edits, which need
+    not exist, or the usual one of SOURCE; `None` with --sidecars: beside the pictures. Raises `UsageError`, too."""
+    from prep.dataset.edits.places import check_folder, folder_of
+    from prep.fs.paths import resolve
+    from prep.recipe.edits import NONE
+
+    named = values["edits"]
+    recipe = recipe_from_options(source, **{**values, "edits": None if named is None else NONE})
+    if sidecars:
+        hidden = recipe.edits if named in (None, NONE) else named
+        if hidden is not None:
+            raise UsageError("--sidecars is given beside a directory of edits, which would hide what is written",
+                             hint=f"leave --sidecars out, or the edits of {hidden}: --edits none")
+        return recipe, None
+    if named == NONE:
+        raise UsageError("--edits is none, expected a directory to write to",
+                         hint="leave --edits out, or add --sidecars: edits are then written beside the pictures")
+    folder = resolve(named or recipe.edits or folder_of(place_of(source)))
+    check_folder(recipe, folder)
+    return replace(recipe, edits=folder, notes=()), folder
+
+
+def recorder_of(recipe: Recipe, folder: Path | None) -> Callable[[], str]:
+    """Notes in the file of a recipe, if it has one, that edits are in `folder`, and says so."""
+    from prep.dataset.edits.record import Recorder
+
+    return str if folder is None or recipe.file is None else Recorder(recipe.file, folder)
 
 
 def quiet_pillow() -> None:

@@ -179,32 +179,15 @@ def _recipe(options: _SourceOptions) -> tuple[Recipe, Path | None]:
     """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
     if not options.edit:
         return opt.recipe_from_options(options.what, **options.given), None
-    from prep.recipe.edits import NONE
-    from prep.view.edit.places import check_folder, folder_of
-
-    named = options.given["edits"]  # which need not exist yet
-    recipe = opt.recipe_from_options(options.what, **{**options.given, "edits": None if named is None else NONE})
-    if options.sidecars:
-        hidden = recipe.edits if named in (None, NONE) else named
-        if hidden is not None:
-            raise UsageError("--sidecars is given beside a directory of edits, which would hide what is written",
-                             hint=f"leave --sidecars out, or the edits of {hidden}: --edits none")
-        return recipe, None
-    if named == NONE:
-        raise UsageError("--edit is given with --edits none, expected a directory to write to",
-                         hint="leave --edits out, or add --sidecars: edits are then written beside the pictures")
-    folder = resolve(named or recipe.edits or folder_of(options.what))
-    check_folder(recipe, folder)
-    return replace(recipe, edits=folder, notes=()), folder
+    return opt.recipe_to_edit(options.what, options.given, sidecars=options.sidecars)
 
 
 def _edits(options: _SourceOptions, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
     from functools import partial
 
+    from prep.dataset.edits.places import EditPlaces, check_editable
     from prep.view.edit.cost import cost_of
     from prep.view.edit.editor import Edits
-    from prep.view.edit.places import EditPlaces, check_editable
-    from prep.view.edit.record import Recorder
 
     check_editable(recipe, folder)
     if options.cache is not None and not recipe.model.path:
@@ -216,8 +199,7 @@ def _edits(options: _SourceOptions, recipe: Recipe, folder: Path | None, source:
     if not options.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
     counted = partial(cost_of, recipe, options.cache, jobs=options.jobs) if options.cache is not None else None
-    record = str if folder is None or recipe.file is None else Recorder(recipe.file, folder)
-    return Edits(places=EditPlaces(recipe=recipe, folder=folder), cost=counted, record=record,
+    return Edits(places=EditPlaces(recipe=recipe, folder=folder), cost=counted, record=opt.recorder_of(recipe, folder),
                  command=" ".join(shell_name(str(word)) for word in words))
 
 

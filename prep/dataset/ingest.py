@@ -220,7 +220,12 @@ def _without_caption(item: Item, choice: CaptionOptions) -> tuple[tuple[str, flo
 
 def caption_from_name(name: str) -> str:
     """A file name as a caption: the stem, `_` and `-` as spaces."""
-    return " ".join(PurePosixPath(name).stem.replace("_", " ").replace("-", " ").split())
+    return words_of(PurePosixPath(name).stem)
+
+
+def words_of(name: str) -> str:
+    """A name with `_` and `-` as spaces."""
+    return " ".join(name.replace("_", " ").replace("-", " ").split())
 
 
 def _reject(item: Item, code: str, detail: str) -> Finding:
@@ -230,7 +235,8 @@ def _reject(item: Item, code: str, detail: str) -> Finding:
 def _raise_missing(names: list[str], tables: list[Finding]) -> None:
     why = f"; {tables[0].path}: {tables[0].detail}" if tables else ""
     raise ConfigError(f"pictures without a caption ({len(names)}): {join_names(names, 8)}{why}",
-                      hint="write the captions, or choose --missing-caption reject, empty, filename or constant")
+                      hint="write them, make them with prep caption, or choose --missing-caption reject, empty, "
+                      "filename or constant")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

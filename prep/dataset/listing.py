@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prep.dataset.edits import EditFolder
+from prep.dataset.edits.apply import EditFolder
 from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
 from prep.formatting import printable_name

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import ConfigError
 from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.files import Model
-from prep.recipe.schema import ModelOptions
+from prep.models.pipeline import family_of
+from prep.recipe.schema import ModelOptions, Recipe
 
 if TYPE_CHECKING:
     from prep.models.text.truncation import Truncation, TruncationFinder
@@ -38,6 +40,27 @@ class TextReading:
     def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
         """The losses of each caption; `None`: nothing is lost. Raises `ModelError`."""
         return self.finder().find(captions)
+
+
+def reading_of(model: str, recipe: Recipe) -> TextReading:
+    """How the text encoders of a model, a directory, single file or Hub id, read captions. Raises `ModelError`,
+    `ConfigError`."""
+    from prep.models.hub import locate  # here: as above
+
+    where = locate(model, download=None)
+    family = FAMILIES[family_of(where, recipe.model.family)]
+    return TextReading(model=where, family=family, options=text_options_of(family, recipe.model, Configs(where)))
+
+
+def over_limit(readings: Iterable[Truncation | None]) -> Iterator[tuple[str, str]]:
+    """(code, detail) of the findings on a picture's captions that are not read whole: of each code, the worst."""
+    worst: dict[str, Mapping[str, Any]] = {}
+    for reading in readings:
+        if reading is not None:
+            record = record_of(reading)
+            worst[code_of(record)] = max(record, worst.get(code_of(record), record),
+                                         key=lambda record: int(record["tokens"]) - int(record["read"]))
+    yield from ((code, detail_of(most)) for code, most in worst.items())
 
 
 def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:

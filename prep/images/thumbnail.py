@@ -1,4 +1,4 @@
-"""Small copies of pictures and masks for HTML pages. No row depends on them."""
+"""Small copies of pictures and masks, for HTML pages and for models that describe them. No row depends on them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def small_copies(picture: Picture, side: int) -> tuple[Picture, Picture]:
     return small.reduce(4), small.convert("L").resize(shrunk_size(picture.size, side), Image.Resampling.BOX)
 
 
-def encode_jpeg(pixels: Pixels) -> bytes:
+def encode_jpeg(pixels: Pixels, quality: int = QUALITY) -> bytes:
     """`pixels`, uint8 [H, W, 3], as the bytes of a JPEG file."""
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY)
+    Image.fromarray(pixels).save(stream, "JPEG", quality=quality)
     return stream.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Finds the directory of edits that `prep view --edit` wrote for a source, and writes it into a recipe.
+"""Finds the directory of edits of a source, which `prep view --edit` or `prep caption` wrote, and names it in a recipe.
 
 What one command wrote is used by the next: where neither a recipe's [edits] nor `--edits` names a directory, the usual
 one of the source is used, and said. `--edits none`, or `from = "none"`, leaves it out.
@@ -47,8 +47,8 @@ def with_usual_edits(recipe: Recipe) -> Recipe:
     notes = [f"note: edits in {shell_name(str(folder))} are not used: name it with --edits, or as from in [edits] of a "
              "recipe" for folder in folders if folder != used]
     if used is not None:
-        notes.insert(0, f"note: captions and masks edited in prep view are used, those in {shell_name(str(used))}; "
-                     "--edits none leaves them out")
+        notes.insert(0, f"note: captions and masks of prep view and prep caption are used, those in "
+                     f"{shell_name(str(used))}; --edits none leaves them out")
     return replace(recipe, edits=used, notes=(*recipe.notes, *notes))
 
 

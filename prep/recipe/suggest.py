@@ -232,7 +232,7 @@ def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
     else:
         missing = "filename" if 2 * seen.total("spoken") >= missing_ones > 0 else "empty"
         says.append(f"no picture has a caption; {'names have words' if missing == 'filename' else 'names say little'}; "
-                    '"constant" is one caption for all')
+                    '"constant" is one caption for all, and prep caption makes them')
     for count, kind, what in (
             (opened.several, "with several lines", 'each line is a caption; alternatives: "first", "join"'),
             (opened.wildcards, "with {a|b}", "wildcards = true makes captions from the choices"),

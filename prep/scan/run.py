@@ -6,20 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from prep.captions.variants import captions_of
-from prep.dataset.bucketing import family_of as family_for
-from prep.dataset.bucketing import least_side_check, mask_lacking
+from prep.dataset.bucketing import family_of, least_side_check, mask_lacking
 from prep.dataset.listing import walk_recipe
-from prep.dataset.texts import TextReading, code_of, detail_of, record_of, text_options_of
+from prep.dataset.texts import over_limit, reading_of
 from prep.errors import UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
 from prep.fs.place import real_name
-from prep.models.configs import Configs
-from prep.models.families.registry import FAMILIES
-from prep.models.pipeline import family_of
 from prep.parse import KEPT, REFUSED, Unparsed
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
@@ -175,7 +170,7 @@ def _left_out(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bo
 
 def _mask_check(recipe: Recipe) -> Check:
     """A check for pictures without a mask, if the recipe's family inpaints."""
-    family = family_for(recipe.model)
+    family = family_of(recipe.model)
     if family is None or family.inpainting is None:
         return nothing_else
 
@@ -189,24 +184,14 @@ def _mask_check(recipe: Recipe) -> Check:
 
 def _token_check(model: str, recipe: Recipe) -> Check:
     """A check that warns of items with a caption, in any of its variants, that a text encoder does not read whole."""
-    from prep.models.hub import locate
-
-    where = locate(model, download=None)
-    family = FAMILIES[family_of(where, recipe.model.family)]
-    options = text_options_of(family, recipe.model, Configs(where))
+    reading = reading_of(model, recipe)
     with defer_interrupts():  # it loads transformers
-        finder = TextReading(model=where, family=family, options=options).finder()
+        finder = reading.finder()
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         captions = [text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))]
-        worst: dict[str, Mapping[str, Any]] = {}  # of all variants, by code
-        for reading in finder.find(captions):
-            if reading is not None:
-                record = record_of(reading)
-                worst[code_of(record)] = max(record, worst.get(code_of(record), record),
-                                             key=lambda record: int(record["tokens"]) - int(record["read"]))
-        for code, most in worst.items():
-            yield finding(item.label, code, detail_of(most))
+        for code, detail in over_limit(finder.find(captions)):
+            yield finding(item.label, code, detail)
 
     return check
 

@@ -44,6 +44,8 @@ STEPS = (
          fill={"sources": "pictures", "model": "models"}, makes="recipes"),
     Step(title="Check the pictures", does="Decodes each picture and reads each caption and mask; lists what is wrong.",
          form="prep-scan", main=("source", "model"), fill={"source": "source"}),
+    Step(title="Make captions", does="Asks a model, here or of a server, about each picture that has no caption.",
+         form="prep-caption", main=("source", "model", "endpoint", "trigger", "limit"), fill={"source": "source"}),
     Step(title="Make masks", does="Says what of each picture trains: from transparency, colors, or a model.",
          form="prep-mask", main=("source", "method", "output", "prompt", "model"), fill={"source": "source"},
          fresh={"output": "masks"}),

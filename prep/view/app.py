@@ -24,6 +24,7 @@ With `--edit`, of pictures:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from prep.errors import Problem
+from prep.dataset.edits.log import UndoLog
+from prep.dataset.edits.made import made_by
+from prep.dataset.edits.places import EditPlaces
+from prep.dataset.edits.refused import Refused
+from prep.errors import PathError, Problem
 from prep.manifest.diff import names_of, sides_of
 from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
@@ -42,7 +47,6 @@ from prep.parse import Unparsed
 from prep.view.data import data_of
 from prep.view.diff import Diff
 from prep.view.edit.editor import Editor, Edits
-from prep.view.edit.refused import Refused
 from prep.view.edit.routes import edit_routes
 from prep.view.guard import App, new_token
 from prep.view.memory import Memory
@@ -84,11 +88,29 @@ def build_source_app(source: SourceSet, base: str, edits: Edits | None = None,
     """The application about pictures that are not encoded, as `build_app`; with `edits`, they are edited. Raises
     `PathError`."""
     pictures = SourcePictures(source, Memory())
-    site = Site(base=base, home=home, state=source.data, pictures=pictures)
+    site = Site(base=base, home=home, state=source.data, pictures=pictures, made_by=_makers(source, edits))
     if edits is not None:
         site = replace(site, edit_token=new_token(), editor=Editor(source, edits, pictures.mask_file))
         return _app(site, [*routes_of(site), *edit_routes(site, pictures)]), site
     return _app(site, routes_of(site)), site
+
+
+def _makers(source: SourceSet, edits: Edits | None) -> Callable[[int], str]:
+    """Tells which model made the captions of a sample."""
+    recipe = source.state.survey.original
+    places = EditPlaces(recipe=recipe, folder=recipe.edits) if edits is None else edits.places
+    try:
+        log = UndoLog(places.undo)
+    except PathError:  # nothing is kept of edits beside the pictures
+        return lambda number: ""
+
+    def maker(number: int) -> str:
+        item = source.state.seats[number].item.item
+        with suppress(Refused, PathError, OSError):
+            return made_by(log, places.of(item, "caption"), item)
+        return ""
+
+    return maker
 
 
 def _app(site: Site, routes: list[BaseRoute]) -> App:

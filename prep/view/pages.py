@@ -80,7 +80,7 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
                for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
-        decodes=site.model is not None, edit=edit_of(site, number))
+        decodes=site.model is not None, edit=edit_of(site, number), made_by=site.made_by(number))
 
 
 def findings_page(site: Site, code: str, page: int) -> str:

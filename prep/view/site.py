@@ -40,6 +40,7 @@ class Site:
     run: RunFiles | None = None
     model: ViewedModel | None = None
     editor: Editor | None = None
+    made_by: Callable[[int], str] = lambda number: ""  # the model that made a sample's captions; "": a person
     edit_token: str = ""  # in a header of what our own pages send
     root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
 

@@ -17,6 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from prep.dataset.edits.places import EditPlaces
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.progress import silent
@@ -27,7 +28,6 @@ from prep.studio.forms import Form
 from prep.view.app import build_app, build_source_app
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import Edits
-from prep.view.edit.places import EditPlaces
 from prep.view.guard import Guard, new_token
 from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen

@@ -21,6 +21,10 @@ from PIL import Image
 from viewing import viewing, viewing_source
 
 from prep.cli.view import _recipe, _sources_of
+from prep.dataset.edits.log import UndoLog
+from prep.dataset.edits.places import EditPlaces, check_editable, check_folder, folder_of
+from prep.dataset.edits.record import Recorder
+from prep.dataset.edits.refused import Refused
 from prep.dataset.ingest import ingest
 from prep.digest import canonical, with_checksum
 from prep.errors import ConfigError, PathError, UsageError
@@ -37,10 +41,6 @@ from prep.recipe.write import render_recipe
 from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
-from prep.view.edit.log import UndoLog
-from prep.view.edit.places import EditPlaces, check_editable, check_folder, folder_of
-from prep.view.edit.record import Recorder
-from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
 from prep.view.source import state
 from prep.view.source.state import SourceSet, state_of
@@ -567,7 +567,8 @@ def test_what_was_saved_is_used_by_the_next_command(prep, pictures, tmp_path):
     assert captions(load_recipe(pictures, choices={}))["a.png"] == ("of a",)  # nothing was saved
     with viewing_source(pictures, folder, **SMALL) as server:
         assert server.save(number(server, "a.png"), "caption", b"edited").text == "Saved to a.txt."
-    note = f"note: captions and masks edited in prep view are used, those in {folder}; --edits none leaves them out"
+    note = ("note: captions and masks of prep view and prep caption are used, those in "
+            f"{folder}; --edits none leaves them out")
     for source in (pictures, recipe):
         found = load_recipe(source, choices={})
         assert captions(found)["a.png"] == ("edited",) and found.notes == (note,)
@@ -721,7 +722,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
         assert server.save(0, "caption", b"of a tar").status == 200
         assert "<bdi>of a tar</bdi>" in server.get("/sample/0").text
         assert server.undo(0, "caption").status == 200 and "<bdi>of a tar</bdi>" not in server.get("/sample/0").text
-    monkeypatch.setattr("prep.view.edit.places.user_cache", lambda: None)
+    monkeypatch.setattr("prep.dataset.edits.places.user_cache", lambda: None)
     with pytest.raises(PathError, match="what edits replace cannot be kept: there is no home directory"):
         _ = EditPlaces(recipe=recipe, folder=None).undo
 
@@ -815,7 +816,7 @@ def test_options_that_do_not_fit(prep, pictures, edits, small):
     assert "--cache is given, but no model is known, so rows cannot be counted" in prep(
         "view", pictures, "--edit", "--cache", "c", "--quiet").err
     none = prep("view", pictures, "--edit", "--edits", "none")
-    assert none.code == 2 and "--edit is given with --edits none, expected a directory to write to" in none.err
+    assert none.code == 2 and "--edits is none, expected a directory to write to" in none.err
     assert prep("view", pictures, "--edit", "--edits", pictures / "in").code == 5
 
 

@@ -32,7 +32,7 @@ ASK: dict[str, dict[str, int]] = {
         "prep/sources/walk.py": 2,
         "train/runs/stored/stored.py": 1},
     "a store has none: edits beside pictures, manifests that were replaced, prompt files, ways back to a checkpoint": {
-        "prep/maintenance/others.py": 1, "prep/recipe/edits.py": 1, "prep/view/edit/places.py": 1,
+        "prep/maintenance/others.py": 1, "prep/recipe/edits.py": 1, "prep/dataset/edits/places.py": 1,
         "train/runs/directory.py": 1, "train/sampling/prompts.py": 1},
     "a manifest in a store was uploaded: paths in it lead nowhere, and what repairs it is an upload": {
         "prep/manifest/commands.py": 2, "prep/manifest/diff.py": 2, "prep/manifest/document.py": 3},

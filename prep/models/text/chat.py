@@ -51,8 +51,7 @@ def render_apart(tokenizer: Any, folder: Path) -> None:
                   "add_generation_prompt": options.get("add_generation_prompt", False)}
 
         def rendered(chat: Any) -> list[dict[str, str]]:
-            question = (template, json.dumps({**values, "messages": chat}, default=str))
-            return [{"role": "user", "content": _answer(pool, question, folder)}]
+            return [{"role": "user", "content": render(pool, template, {**values, "messages": chat}, folder)}]
 
         several = isinstance(conversation[0], list | tuple)
         texts = [rendered(chat) for chat in conversation] if several else rendered(conversation)
@@ -62,10 +61,11 @@ def render_apart(tokenizer: Any, folder: Path) -> None:
                                                         "__module__": kind.__module__})
 
 
-def _answer(pool: WorkerPool, question: tuple[str, str], folder: Path) -> str:
-    """The text of a conversation. Raises `ModelError`."""
+def render(pool: WorkerPool, template: str, values: Mapping[str, Any], folder: Path) -> str:
+    """The text that a template in `folder` makes of a conversation and what belongs to it; `pool` is one of this
+    module's `SERVICE`. Raises `ModelError`."""
     try:
-        ((text, failure),) = pool.ask(RENDER, question, LIMITS)
+        ((text, failure),) = pool.ask(RENDER, (template, json.dumps(values, default=str)), LIMITS)
     except WorkerLost as lost:
         raise ModelError(f"the chat template in {folder} cannot be rendered within its limits: {lost.detail}",
                          hint=HINT) from None

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 from prep.captions.read import BadCaption, judge_captions, read_caption
+from prep.dataset.edits.log import UndoEntry, UndoLog, digest_of
+from prep.dataset.edits.places import EditPlace, EditPlaces
+from prep.dataset.edits.refused import Refused
 from prep.dataset.samples import PlacedItem
 from prep.digest import digest_strings
 from prep.fs.below import Folder
@@ -17,10 +20,7 @@ from prep.geometry import Size
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.view.edit.cost import Cost
-from prep.view.edit.log import UndoEntry, UndoLog, digest_of
-from prep.view.edit.places import EditPlace, EditPlaces
 from prep.view.edit.refresh import refreshed
-from prep.view.edit.refused import Refused
 from prep.view.source.state import SourceSet
 
 MOST_TEXT = 1 << 16  # bytes of the captions of a picture

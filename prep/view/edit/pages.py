@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from prep.dataset.edits.refused import Refused
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.manifest.select import Query
@@ -15,7 +16,6 @@ from prep.pages.parts import CaptionForm, Card, Column, Table
 from prep.pages.words import compared
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS
-from prep.view.edit.refused import Refused
 from prep.view.edit.replace import REWORDING, ReplacePlan, Rewording, plan
 from prep.view.params import address
 from prep.view.site import Site, card_of
@@ -102,7 +102,8 @@ def edits_page(site: Site, cost: Cost | None) -> str:
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
         rows=[{"place": entry.place, "number": numbers.get(entry.place),
-               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}"} for entry in entries[:ROWS]])
+               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}{entry.by and f' by {entry.by}'}"}
+              for entry in entries[:ROWS]])
 
 
 def edit_counts(changed: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prep.captions.read import BadCaption, examine_caption
-from prep.dataset.edits import CAPTION_END, edited_name
+from prep.dataset.edits.apply import CAPTION_END, edited_name
 from prep.dataset.ingest import KnownItem, ingest_items
 from prep.dataset.listing import walk_recipe
 from prep.dataset.samples import settle_masks

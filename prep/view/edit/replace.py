@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from prep.dataset.edits.refused import Refused
 from prep.digest import digest_strings
 from prep.formatting import counted
 from prep.parse import Unparsed, brief
 from prep.view.edit.editor import Editor, Sent
-from prep.view.edit.refused import Refused
 
 REWORDING = ("find", "with", "prepend")  # names in an address
 LONGEST = 1000  # characters of each

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from prep.dataset.edits.refused import Refused
 from prep.manifest.select import Query
 from prep.view.edit import replace as replace_captions
 from prep.view.edit.editor import KINDS, Done, Editor, Sent
 from prep.view.edit.pages import BOARD, edits_page, plan_of, replace_page
-from prep.view.edit.refused import Refused
 from prep.view.edit.replace import REWORDING, Rewording, reworded_by
 from prep.view.params import query_of
 from prep.view.routes import picture_of, sample_of

@@ -52,7 +52,7 @@ def pool():
 
 
 def question(template, messages=CHATS[0], **values):
-    return template, json.dumps({"tools": None, "documents": None, "messages": messages, **values})
+    return template, {"tools": None, "documents": None, "messages": messages, **values}
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -63,7 +63,7 @@ def test_as_transformers_renders_it(pool, name):
         for values in ({"add_generation_prompt": False}, {"add_generation_prompt": True, "eos_token": "</s>",
                                                           "enable_thinking": True}):
             (wanted,), _ = render_jinja_template([messages], chat_template=SAME[name], **values)
-            assert chat._answer(pool, question(SAME[name], messages, **values), Path("tokenizer")) == wanted
+            assert chat.render(pool, *question(SAME[name], messages, **values), Path("tokenizer")) == wanted
 
 
 @pytest.mark.parametrize("template", [
@@ -74,7 +74,7 @@ def test_as_transformers_renders_it(pool, name):
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 'a' * 2000000 }}"])
 def test_what_depends_on_more_than_messages_or_fails_is_refused(pool, template):
     with pytest.raises(ModelError, match=r"the chat template in tokenizer cannot be rendered: .+") as error:
-        chat._answer(pool, question(template), Path("tokenizer"))
+        chat.render(pool, *question(template), Path("tokenizer"))
     assert error.value.hint == chat.HINT
 
 
@@ -84,7 +84,7 @@ def test_what_depends_on_more_than_messages_or_fails_is_refused(pool, template):
 def test_a_template_without_end_is_refused(pool, monkeypatch, template, said):
     monkeypatch.setattr(chat, "LIMITS", Limits(seconds=0.5 if "seconds" in said else 20, memory=1 << 30))
     with pytest.raises(ModelError, match=f"cannot be rendered within its limits: {said}"):
-        chat._answer(pool, question(template), Path("tokenizer"))
+        chat.render(pool, *question(template), Path("tokenizer"))
 
 
 def test_no_address_of_a_process_gets_into_the_text(tmp_path):
@@ -93,7 +93,8 @@ def test_no_address_of_a_process_gets_into_the_text(tmp_path):
         "messages | map('upper')", "[2, 1] | reverse", "messages | select", "strftime_now", "raise_exception", "self",
         "messages | batch(2)", "messages[0] | items", "messages | attr('append')", "self.block", "[range] | string",
         "'%s' % messages.append", "messages.append ~ ''", "messages | groupby('role')", "'a'.format"))
-    asked = question("{% block block %}{% endblock %}" + shown)
+    template, values = question("{% block block %}{% endblock %}" + shown)
+    asked = template, json.dumps(values)
     code = f"from prep.models.text import chat; print(*chat._rendered({asked!r}))"
     texts = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={
         **os.environ, "PYTHONHASHSEED": str(seed), "PYTHONMALLOC": "debug" if seed else "default"}).stdout

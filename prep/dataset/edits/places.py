@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
+from prep.dataset.edits.apply import CAPTION_END, MASK_END, edited_name
+from prep.dataset.edits.refused import Refused
 from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
 from prep.errors import PathError, UsageError
@@ -21,7 +22,6 @@ from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.sources.tree import stem_of
 from prep.sources.walk import is_tars
-from prep.view.edit.refused import Refused
 
 ENDS = {"caption": CAPTION_END, "mask": MASK_END}
 

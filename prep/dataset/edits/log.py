@@ -1,7 +1,8 @@
 """Keeps what each edit replaced, so that it can be undone, also after a restart.
 
     NUMBER.before   the previous bytes; missing if there was no file
-    NUMBER.json     which file was written, and the digests of its bytes before and after
+    NUMBER.json     which file was written, and the digests of its bytes before and after; of a caption that a model
+                    made, which model, and a digest of all that decided it
 
 Both are written before the file itself, the document last. A process that is killed in between leaves an entry whose
 edit was never made, which the digests show. Paths are never read from an entry: it is found by the name of a place that
@@ -16,15 +17,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from prep.dataset.edits.refused import Refused
 from prep.digest import digest_bytes
 from prep.fs.below import Below, Folder
 from prep.parse import Unparsed, expect, known_keys
-from prep.view.edit.refused import Refused
 
 FORMAT = "latentry/edit"
 MOST_BYTES = 1 << 28  # of what can be undone
 MOST_DOCUMENT = 1 << 16
 AT_REST = 2 * 10**9  # ns after which a change of a directory cannot have the time of the one before
+TEXTS, MADE = ("place", "kind", "before", "after"), ("by", "how")  # MADE: only of what a model made
 _NAME = re.compile(r"([0-9]{8})\.json")
 
 
@@ -37,6 +39,8 @@ class UndoEntry:
     kind: str  # caption or mask
     before: str  # SHA-256 of the file's bytes; "": there was no file
     after: str
+    by: str = ""  # the model that made it; "": a person
+    how: str = ""  # digest of what it was made by: model, prompts, picture
 
 
 class UndoLog:
@@ -44,6 +48,7 @@ class UndoLog:
 
     def __init__(self, root: Below) -> None:
         self.root = root
+        self._last = (0, 0)  # the number that was given last, and when the directory changed by that
         self._known: tuple[int, list[UndoEntry]] | None = None  # when the directory last changed, and the entries then
 
     def entries(self) -> list[UndoEntry]:
@@ -61,19 +66,22 @@ class UndoLog:
         self._known = (changed, entries) if begun - changed > AT_REST else None
         return entries
 
-    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None) -> UndoEntry:
+    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None, *, by: str = "", how: str = ""
+            ) -> UndoEntry:
         """Notes an edit that is about to be made. Raises `OSError`."""
         with self.root.opened(make=True) as folder:
-            number = max(_numbers(folder), default=0)
+            number, changed = self._last
+            if folder.status().st_mtime_ns != changed:  # else all names were read: there may be a hundred thousand
+                number = max(_numbers(folder), default=0)
             while True:
                 number += 1
                 entry = UndoEntry(number=number, place=place, kind=kind, before=digest_of(before),
-                                  after=digest_of(after))
+                                  after=digest_of(after), by=by, how=how)
                 if before is not None and not folder.create(_content(number), before):
                     continue
-                document = json.dumps({"format": FORMAT, "version": 1, **asdict(entry)}).encode()
+                document = json.dumps({"format": FORMAT, "version": 1, **_spelled(entry)}).encode()
                 if folder.create(_document(number), document):  # else another process has this number
-                    self._known = None
+                    self._known, self._last = None, (number, folder.status().st_mtime_ns)
                     return entry
 
     def content(self, entry: UndoEntry) -> bytes | None:
@@ -104,11 +112,16 @@ def _numbers(folder: Folder) -> Iterator[int]:
 def _read(folder: Folder, number: int) -> UndoEntry | None:
     try:
         table = expect(json.loads(folder.read(_document(number), MOST_DOCUMENT)), dict, "an edit")
-        known_keys(table, ("format", "version", "number", "place", "kind", "before", "after"), "an edit")
-        texts = {name: expect(table.get(name), str, name) for name in ("place", "kind", "before", "after")}
+        known_keys(table, ("format", "version", "number", *TEXTS, *MADE), "an edit")
+        texts = {name: expect(table.get(name, "" if name in MADE else None), str, name) for name in (*TEXTS, *MADE)}
     except (OSError, ValueError, RecursionError, Unparsed):
         return None
     return UndoEntry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
+
+
+def _spelled(entry: UndoEntry) -> dict[str, object]:
+    """The entry without what a person's has not."""
+    return {name: value for name, value in asdict(entry).items() if value or name not in MADE}
 
 
 def _document(number: int) -> str:

@@ -3,7 +3,7 @@
 A caption is `NAME.txt`, a mask `NAME-masklabel.png`, below the directory as the picture is below its source: those of
 `cats/a.jpg` are `cats/a.txt` and `cats/a-masklabel.png`. Of several sources, each has a directory of its own there,
 with its name: `img/cats/a.txt`. An edit outside of these counts, too, if a single source has such a picture.
-`prep view --edit` writes them.
+`prep view --edit` writes them, and `prep caption` captions.
 """
 
 from __future__ import annotations

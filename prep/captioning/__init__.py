@@ -1,0 +1,1 @@
+"""Makes captions of pictures: the work of `prep caption`."""

@@ -1,0 +1,134 @@
+"""Chooses the pictures to ask about: those without a caption, and those whose caption a model made by other means.
+
+A person's caption stays: a file, a row of a table, an edit, also an edit of what a model wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prep.captioning.engine import Engine
+from prep.captioning.template import Wording
+from prep.captions.options import CaptionOptions
+from prep.captions.read import BadCaption, read_caption
+from prep.dataset.edits.log import UndoEntry, UndoLog
+from prep.dataset.edits.made import caption_entries, digest_at, first_made
+from prep.dataset.edits.places import EditPlace, EditPlaces
+from prep.dataset.edits.refused import Refused
+from prep.dataset.facts import open_facts
+from prep.dataset.ingest import KnownItem, ingest
+from prep.digest import digest_json, digest_strings
+from prep.findings import Finding
+from prep.fs.blob import error_code
+from prep.progress import DeferredTotal, Progress
+from prep.recipe.schema import Recipe
+from prep.sources.item import Item
+
+MEANING = 1  # of a remembered answer; raised when a picture is prepared, or an answer read, in another way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A picture that a model is asked about."""
+
+    known: KnownItem
+    place: EditPlace  # where its caption is written
+    disk: str  # digest of what is there now
+    prompts: tuple[str, ...]
+    keys: tuple[str, ...]  # of the answers, in the memory
+    how: str  # digest of all that decides the caption
+    old: tuple[str, ...]  # captions that it has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionPlan:
+    """What is to do."""
+
+    asked: tuple[Asked, ...]
+    kept: int  # pictures with a caption of a person
+    made: int  # pictures whose caption was made by the same means
+    pictures: int  # that can be used
+    findings: tuple[Finding, ...]  # pictures that cannot
+
+
+def survey(recipe: Recipe, *, jobs: int, progress: Progress) -> tuple[Sequence[KnownItem], tuple[Finding, ...]]:
+    """The pictures of a recipe with their captions as they are on the disk, and why others cannot be used. Raises
+    `PathError`, `ConfigError`."""
+    facts = open_facts()
+    try:
+        with progress("reading", total := DeferredTotal(), "pictures") as tick:
+            ingested = ingest(_as_stored(recipe), facts, jobs=jobs, tick=tick, total=total)
+    finally:
+        facts.close()
+    return ingested.items, tuple(finding for finding in ingested.findings if finding.severity == "error")
+
+
+def _as_stored(recipe: Recipe) -> Recipe:
+    """The recipe without what changes captions, and without what refuses pictures for their masks or references."""
+    plain = CaptionOptions(missing="empty", variants=1)
+    return replace(recipe, caption=plain, mask_resize="allow", missing_reference="none",
+                   image=replace(recipe.image, crop="centre"),
+                   sources=tuple(replace(source, caption=None, missing_reference="none") for source in recipe.sources))
+
+
+def plan(items: Sequence[KnownItem], findings: Sequence[Finding], places: EditPlaces, log: UndoLog, engine: Engine,
+         wording: Wording, *, side: int, alpha: str, replaced: bool,
+         beside: Mapping[str, tuple[str, ...]]) -> CaptionPlan:
+    """The pictures to ask about; `replaced`: also those with a caption of a person. Of those that share the place of
+    their caption, the first. `beside`: captions by label, without any edit; needed if they decide new ones."""
+    asked: dict[str, Asked] = {}
+    kept = same = 0
+    faults, entries = list(findings), caption_entries(log.entries())
+    for known in items:
+        try:
+            place = places.of(known.item, "caption")
+            disk = digest_at(place, known.item)
+            first = first_made(entries.get(place.name, ()), disk)
+            old = _old(known, first, log, beside) if wording.uses_old else ()
+        except (Refused, OSError) as error:
+            faults.append(_not_asked(known.item, error))
+            continue
+        one = _asked(known, place, disk, old, engine, wording, side, alpha)
+        if first is not None and one.how in {entry.how for entry in entries[place.name] if entry.after == disk}:
+            same += 1
+        elif first is None and not replaced and texts_of(known):
+            kept += 1
+        else:
+            asked.setdefault(place.name, one)
+    return CaptionPlan(asked=tuple(asked.values()), kept=kept, made=same, pictures=len(items), findings=tuple(faults))
+
+
+def _asked(known: KnownItem, place: EditPlace, disk: str, old: tuple[str, ...], engine: Engine, wording: Wording,
+           side: int, alpha: str) -> Asked:
+    prompts = wording.asked_of(known.item, old)
+    keys = tuple(digest_json({"kind": "caption", "meaning": MEANING, "picture": known.picture, "side": side,
+                              "alpha": alpha, "prompt": prompt, **engine.identity}) for prompt in prompts)
+    shape = wording.caption_of(known.item, old, "{}")  # the caption, but for what the model says
+    return Asked(known=known, place=place, disk=disk, prompts=prompts, keys=keys, old=old,
+                 how=digest_strings([*keys, shape]))
+
+
+def _old(known: KnownItem, first: UndoEntry | None, log: UndoLog, beside: Mapping[str, tuple[str, ...]]
+         ) -> tuple[str, ...]:
+    """The captions that a picture had before any that models made. Raises `OSError`, `Refused`."""
+    if first is None:
+        return texts_of(known)
+    if not first.before:  # there was no edit, but perhaps a caption beside the picture, or in a table
+        return beside.get(known.item.label, ())
+    try:
+        return read_caption(log.content(first) or b"")
+    except BadCaption:
+        return ()
+
+
+def texts_of(known: KnownItem) -> tuple[str, ...]:
+    """The captions of a picture, without empty ones."""
+    return tuple(text for text, _ in known.captions if text)
+
+
+def _not_asked(item: Item, error: Refused | OSError) -> Finding:
+    if isinstance(error, Refused):
+        return Finding(path=item.label, code="not-captioned", severity="error", detail=error.message)
+    return Finding(path=item.label, code=error_code(error), severity="error",
+                   detail=f"its caption cannot be read: {error.strerror or error}")

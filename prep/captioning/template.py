@@ -1,0 +1,71 @@
+"""Prompts and captions with the parts of a picture in them: `{folder}, {caption}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from prep.captions.options import CaptionOptions
+from prep.captions.read import judge_captions
+from prep.captions.variants import variants_of
+from prep.dataset.ingest import caption_from_name, words_of
+from prep.errors import UsageError
+from prep.parse import suggest
+from prep.recipe.layout import REPEATED
+from prep.sources.item import Item
+
+FIELDS: Mapping[str, str] = {"caption": "what the model said", "folder": "the directory that the picture is in",
+                             "name": "the picture's name, as words", "old": "the caption that the picture had"}
+CAPTION = "{caption}"
+_FIELD = re.compile(r"\{([a-z_]+)\}")  # other braces are plain text
+_GAP = re.compile(r"\s*,(?:\s*,)+")  # commas around a part that is empty
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """What models are asked, and what captions are made of their answers."""
+
+    prompts: tuple[str, ...]  # each makes a caption
+    template: str = CAPTION
+    trigger: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `UsageError` for a field that there is not, and for a template without the model's words."""
+        for option, texts, fields in (("--prompt", self.prompts, [name for name in FIELDS if name != "caption"]),
+                                      ("--template", (self.template,), list(FIELDS))):
+            for text in texts:
+                for name in _FIELD.findall(text):
+                    if name not in fields:
+                        raise UsageError(f"{option} has '{{{name}}}', expected one of: "
+                                         f"{', '.join(f'{{{field}}}' for field in fields)}{suggest(name, fields)}")
+        if CAPTION not in self.template:
+            raise UsageError(f"--template is '{self.template}', expected one with {CAPTION}, which is what the model "
+                             "says")
+
+    @property
+    def uses_old(self) -> bool:
+        """Whether earlier captions decide the new ones."""
+        return any("{old}" in text for text in (*self.prompts, self.template))
+
+    def asked_of(self, item: Item, old: Sequence[str]) -> tuple[str, ...]:
+        """The prompts for a picture whose captions were `old`."""
+        parts = _parts(item, old)
+        return tuple(_filled(prompt, parts) for prompt in self.prompts)
+
+    def caption_of(self, item: Item, old: Sequence[str], said: str) -> str:
+        """The caption of a picture about which a model `said` something. Raises `BadCaption`."""
+        text = _filled(self.template, {**_parts(item, old), "caption": said})
+        lines = judge_captions([text if self.template == CAPTION else _GAP.sub(",", text).strip(" ,")])[0]
+        return variants_of(lines, CaptionOptions(trigger=self.trigger))[0][0] if lines else ""
+
+
+def _parts(item: Item, old: Sequence[str]) -> dict[str, str]:
+    folder = PurePosixPath(item.name).parent.name or PurePosixPath(item.picture.file).parent.name
+    return {"folder": words_of(REPEATED.sub(r"\2", folder)), "name": caption_from_name(item.name),
+            "old": old[0] if old else ""}
+
+
+def _filled(text: str, parts: Mapping[str, str]) -> str:
+    return _FIELD.sub(lambda match: parts[match[1]], text)

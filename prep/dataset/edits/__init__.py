@@ -1,0 +1,1 @@
+"""Edited captions and masks: where they are written, what they replaced, and how they are applied."""
