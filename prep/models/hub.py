@@ -136,7 +136,7 @@ def repository(name: str) -> str:
                          hint="the owner is you, as the Hub calls you, or an organization") from None
 
 
-def url_of(repo: str, file: str = "") -> str:
+def address_of(repo: str, file: str = "") -> str:
     """The address of a repository of models, or of a file in it."""
     from huggingface_hub import constants
 

@@ -32,7 +32,7 @@ def push(
     The token is HF_TOKEN, or that of `hf auth login`. Nothing else of the run is uploaded.
     """
     from prep.cli.ticker import progress
-    from prep.models.hub import repository, upload, url_of
+    from prep.models.hub import repository, upload, address_of
     from train.report.push import files_of
 
     name = repository(repo)
@@ -40,7 +40,7 @@ def push(
     pushed = files_of(run, samples=samples)
     if dry_run:
         for each, size in pushed.sizes.items():
-            put(f"{format_bytes(size):>10}  {printable(each)} -> {url_of(name, each)}")
+            put(f"{format_bytes(size):>10}  {printable(each)} -> {address_of(name, each)}")
         say(f"would upload {counted(len(pushed.files), 'file')}, {format_bytes(sum(pushed.sizes.values()))}, to "
             f"{name}, {'public' if public else 'private'} if it is new")
         return
@@ -49,4 +49,4 @@ def push(
                          bars=not quiet and sys.stderr.isatty())
     if public and private:
         say(f"note: {name} was private before, and stays so; its settings on the Hub make it public")
-    put(url_of(name))
+    put(address_of(name))
