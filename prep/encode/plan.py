@@ -175,10 +175,9 @@ def _tasks(resolved: Wanted, missing: dict[str, list[str]], shard_bytes: int) ->
     need a part of the shards.
     """
     tasks: list[Task] = []
-    samples = in_table_order(resolved.targets.samples) if any(missing.values()) else []
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
-        for key in by_first_sample(samples, field, names):
+        for key in by_first_sample(in_table_order(resolved.targets.samples), field, names) if names else ():
             groups.setdefault(resolved.group_of(field, key), []).append(key)
         for group in sorted(groups):
             most = rows_of_task(resolved.row_bytes(field, groups[group][0]), shard_bytes)

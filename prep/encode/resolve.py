@@ -152,7 +152,7 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
         buckets = replace(buckets, pictures=())  # which are samples now
         targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, base.missing)))
     if base.denoiser is not None:
-        check_sizes(model, specs.family, base.denoiser, sorted({sample.bucket for sample in targets.samples}))
+        check_sizes(model, specs.family, base.denoiser, sorted({size for size, _ in targets.samples.shapes}))
     return ResolvedRecipe(recipe=recipe, model=model, family=recipe.model.family, specs=specs,
                           prediction=base.prediction, contexts=contexts, file_digest=base.file_digest, survey=surveyed,
                           bucketing=buckets, targets=targets, text_options=base.options, latents_from=latents_from,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from prep.fs.memo import Memo
 from prep.fs.place import Place
 from prep.geometry import Placement, Size, cover
 from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
-from prep.manifest.samples import NO_PROMPT, Reference, ReferenceMask, Sample, Text, View
+from prep.manifest.samples import NO_PROMPT, Reference, ReferenceMask, Sample, Samples, Text, View
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
 from prep.parse import Alpha, alpha_of, color_below
@@ -45,8 +45,7 @@ class Painted:
     buckets: Sequence[Size]  # for others, to which prompts give masks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PictureTarget:
+class PictureTarget(NamedTuple):
     """A latent or mask row to encode from a file, or for it."""
 
     key: str
@@ -72,6 +71,48 @@ class TextTarget:
     caption: str | None
     negative: bool = False  # whether it is a negative prompt whose row differs from that of the same caption
     pictures: tuple[PictureTarget, ...] = ()  # those that the text encoder sees beside it; their key is that of the row
+
+
+class PictureTargets(Mapping[str, PictureTarget]):
+    """Latent or mask rows to encode, by key. Those of samples' own pictures are made into records when asked for: each
+    takes 210 bytes, and a record with its path, file and digest 420."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[Any, ...] | PictureTarget] = {}
+        self._folders: dict[str, str] = {}  # what many paths begin with, each to itself
+
+    def add(self, target: PictureTarget) -> None:
+        """Adds a target, unless there is one with its key."""
+        if target.key in self._rows:
+            return
+        name, blob = target.name, target.blob
+        if target.file != name or target.hole is not None:
+            self._rows[target.key] = target
+            return
+        folder, end = blob.file, ""
+        if folder.endswith(name):  # most of a path is a name that is there anyway
+            folder, end = folder[: -len(name)], name
+            folder = self._folders.setdefault(folder, folder)
+        self._rows[target.key] = (name, folder, end, blob.offset, blob.length, blob.member, blob.version,
+                                  target.placement, target.mask_from, bytes.fromhex(target.digest))
+
+    def __getitem__(self, key: str) -> PictureTarget:
+        row = self._rows[key]
+        if isinstance(row, PictureTarget):
+            return row
+        name, folder, end, offset, length, member, version, placement, mask_from, digest = row
+        blob = Blob(file=folder + end, offset=offset, length=length, member=member, version=version)
+        return PictureTarget(key=key, name=name, file=name, blob=blob, digest=digest.hex(), placement=placement,
+                             mask_from=mask_from)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class TextTargets(Mapping[str, TextTarget]):
@@ -147,7 +188,7 @@ class Contexts:
 class Targets:
     """The samples, prompts and rows that the manifest will need."""
 
-    samples: tuple[Sample, ...]
+    samples: Samples
     labels: tuple[str, ...]  # names of the samples in findings, in the same order
     prompts: tuple[PromptTarget, ...]
     unconditional: str  # key
@@ -232,22 +273,22 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     items = survey.items if isinstance(survey.items, list) else None
     once = len(bucketing.rules) == 1  # each item makes at most one sample
     keys = _Keys.of(recipe, contexts, latents_from)
-    samples: list[Sample] = []
-    labels: list[str] = []
-    latents: dict[str, PictureTarget] = {}
-    masks: dict[str, PictureTarget] = {}
-    texts = TextTargets()
+    samples, labels = Samples(), list[str]()
+    latents, masks, texts = PictureTargets(), PictureTargets(), TextTargets()
     by_source = [keys.of_source(recipe, number) for number in range(len(recipe.sources))]
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
         views = _views(seat, recipe.sources[source].path, by_source[source], latents, masks)
-        samples.append(_sample(seat, recipe, views, keys, texts))
+        samples.add(_sample(seat, recipe, views, keys, texts))
         labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
     rows, shown, under = _of_prompts(prompts, prompt_references, keys, texts, painted_in(samples, prompt_references))
-    return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
-                   unconditional=keys.text.unconditional, latents=shown | latents, masks=under | masks,
+    for all_rows, own in ((latents, shown), (masks, under)):
+        for target in own.values():
+            all_rows.add(target)
+    return Targets(samples=samples, labels=tuple(labels), prompts=rows,
+                   unconditional=keys.text.unconditional, latents=latents, masks=masks,
                    texts=texts,
                    findings=(*survey.findings, *bucketing.findings),
                    notices=notices)
@@ -261,7 +302,7 @@ def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, cont
                  imported=None, vision=family.text.vision, **_mask_keys(contexts, family))
     texts = TextTargets()
     rows, latents, masks = _of_prompts(prompts, references, keys, texts, painted)
-    return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
+    return Targets(samples=Samples(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks=masks, texts=texts, findings=())
 
 
@@ -313,8 +354,8 @@ class _Keys:
         return tuple(found)
 
 
-def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, PictureTarget],
-           masks: dict[str, PictureTarget]) -> tuple[View, ...]:
+def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: PictureTargets, masks: PictureTargets
+           ) -> tuple[View, ...]:
     """The views of a placed item of a source; adds the targets of their rows to `latents` and `masks`."""
     item, name, views = seat.item, seat.item.item.label, []
     known = item.references if seat.references and keys.masked is None else ()
@@ -322,7 +363,7 @@ def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, Pict
         latent = _latent_work(item, placement, name, keys)
         mask = _mask_work(item, placement, name, keys)
         if mask is not None:
-            masks.setdefault(mask.key, mask)
+            masks.add(mask)
         if keys.masked is not None:
             assert mask is not None, "a picture without a mask has no place"
             works = [_masked_work(item, latent, mask, keys.masked, keys)]
@@ -333,7 +374,7 @@ def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, Pict
             references = tuple(_reference(each, reference_name(item.item, each.blob, source), work)
                                for each, work in zip(known, works, strict=True))
         for work in (latent, *works):
-            latents.setdefault(work.key, work)
+            latents.add(work)
         views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
                           references=references))
     return tuple(views)
@@ -343,7 +384,7 @@ def _masked_work(item: KnownItem, latent: PictureTarget, mask: PictureTarget, ma
                  ) -> PictureTarget:
     """The target of the latent of a picture with a hole where its mask is white; the other two are theirs."""
     key = masked.key(item.picture, mask.origin, latent.placement, keys.alpha if item.has_alpha else None)
-    return replace(latent, key=key, file=f"{latent.file}{_under(mask)}", hole=mask)
+    return latent._replace(key=key, file=f"{latent.file}{_under(mask)}", hole=mask)
 
 
 def _under(mask: PictureTarget) -> str:
@@ -377,15 +418,15 @@ def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) ->
         return None
     own = PictureTarget(key="", name=name, file=name, blob=item.item.picture, digest=item.picture, placement=placement)
     if keys.origin == "alpha" and item.has_alpha:
-        target = replace(own, mask_from="alpha")
+        target = own._replace(mask_from="alpha")
     elif keys.origin == "file" and item.item.mask is not None and item.mask is not None:
         blob = item.item.mask
-        target = replace(own, file=f"{name}: its mask {printable_name(blob.name)}", blob=blob, digest=item.mask)
+        target = own._replace(file=f"{name}: its mask {printable_name(blob.name)}", blob=blob, digest=item.mask)
     elif keys.draws:
-        target = replace(own, mask_from="drawn")
+        target = own._replace(mask_from="drawn")
     else:
         return None
-    return replace(target, key=keys.mask.key(target.origin, placement))
+    return target._replace(key=keys.mask.key(target.origin, placement))
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,15 +472,14 @@ def _add(targets: TextTargets, keys: TextKeys, caption: str | None, seen: Sequen
     return key
 
 
-def painted_in(samples: Iterable[Sample], references: PromptReferences) -> Painted:
+def painted_in(samples: Samples, references: PromptReferences) -> Painted:
     """The masked pictures of samples that prompts name, as they are and not mirrored."""
     wanted = {each.known.picture for each in references.values() if each.placement is None}
     if not wanted:
         return Painted(pictures={}, buckets=())
-    samples = list(samples)
     pictures = {reference.picture: reference for sample in samples if sample.picture in wanted
                 for view in sample.views for reference in view.references if not view.placement.flip}
-    return Painted(pictures=pictures, buckets=sorted({sample.bucket for sample in samples}))
+    return Painted(pictures=pictures, buckets=sorted({size for size, _ in samples.shapes}))
 
 
 _Works = dict[str, PictureTarget]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prep.batching.split import ROLES, Role
-from prep.cache.ledger.columns import Column
+from prep.cache.ledger.columns import KEY, Column
 from prep.cache.records import RowRef
 from prep.fs.blob import blob_at, read_blob
 from prep.fs.paths import resolve
@@ -191,8 +192,10 @@ def _placement(columns: Mapping[str, Column], number: int, bucket: Size) -> Plac
     return Placement(scaled=(width, height), crop=(left, top), bucket=bucket, flip=bool(columns["flip"][number]))
 
 
-def in_table_order(samples: Iterable[Sample]) -> list[Sample]:
+def in_table_order(samples: Iterable[Sample]) -> Iterable[Sample]:
     """Samples in the order of the SAMPLES table."""
+    if isinstance(samples, Samples):
+        return samples.in_table_order()
     ordered = sorted(samples, key=attrgetter("name"))
     ordered.sort(key=attrgetter("id"))  # stable; in two sorts, which need no pair for each sample
     return ordered
@@ -336,8 +339,7 @@ def _numbers(column: pa.ChunkedArray) -> Column:
     return np.ascontiguousarray(column.to_numpy())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class View:
+class View(NamedTuple):
     """One placement of a picture and the keys of its rows."""
 
     placement: Placement
@@ -373,8 +375,7 @@ class Reference:
                 "crop": list(place.crop), "bucket": list(place.bucket)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """One caption, its probability weight among the sample's captions, and the key of its row.
 
     The last text of a sample whose references the text encoder sees is that of no prompt: `NO_PROMPT`, with weight 0.
@@ -385,8 +386,7 @@ class Text:
     key: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One picture in one bucket; an epoch shows it `repeats` times."""
 
     id: str  # SHA-256; independent of names and order
@@ -413,5 +413,60 @@ class Sample:
     @property
     def shape(self) -> BucketShape:
         """The shape of its bucket: all its views have references of the same sizes."""
-        return self.bucket, tuple(reference.placement.bucket for view in self.views[:1]
-                                  for reference in view.references)
+        return self.bucket, tuple([reference.placement.bucket for view in self.views[:1]
+                                   for reference in view.references])
+
+
+class Samples:
+    """Samples in order, each made into records when asked for: with a view and a text it takes 250 bytes beside its
+    name, caption and keys, where records and digests as text take 620."""
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self.counts: Counter[tuple[BucketShape, Role]] = Counter()
+        self._rows: list[tuple[Any, ...]] = []  # (what many share, digests, name, 4 values a view, 3 a text)
+        self._shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for sample in samples:
+            self.add(sample)
+
+    def add(self, sample: Sample) -> None:
+        """Adds a sample at the end."""
+        common = (len(sample.views), sample.source, sample.role, sample.size, sample.bucket, sample.repeats,
+                  sample.weight)
+        row: list[Any] = [self._shared.setdefault(common, common), bytes.fromhex(sample.id + sample.picture),
+                          sample.name]
+        for view in sample.views:
+            row += view
+        for text in sample.texts:
+            row += text
+        self._rows.append(tuple(row))
+        self.counts[sample.shape, sample.role] += 1
+
+    @property
+    def shapes(self) -> list[BucketShape]:
+        """The shapes of all buckets with samples, sorted."""
+        return sorted({shape for shape, _ in self.counts})
+
+    def having(self, role: Role) -> int:
+        """How many samples have a role."""
+        return sum(self.counts[shape, role] for shape in self.shapes)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, number: int) -> Sample:
+        row = self._rows[number]
+        (views, source, role, size, bucket, repeats, weight), digests = row[0], row[1].hex()
+        first = 3 + 4 * views  # of the values of texts
+        return Sample(id=digests[:64], name=row[2], source=source, role=role, picture=digests[64:], size=size,
+                      bucket=bucket, repeats=repeats, weight=weight,
+                      views=tuple([View(*row[at : at + 4]) for at in range(3, first, 4)]),
+                      texts=tuple([Text(*row[at : at + 3]) for at in range(first, len(row), 3)]))
+
+    def in_table_order(self) -> Iterator[Sample]:
+        """The samples in the order of the SAMPLES table."""
+        order = np.argsort(np.array([row[2] for row in self._rows], object), kind="stable")
+        ids = np.frombuffer(b"".join([row[1][:32] for row in self._rows]), KEY)
+        return map(self.__getitem__, order[np.argsort(ids[order], kind="stable")].tolist())

@@ -82,6 +82,7 @@ def write_table(cache: Cache, table: pa.Table) -> str:
     while table.num_columns:  # of a million samples, each copy has 200 MB: one column at a time is there twice
         columns += table.select([0]).combine_chunks().columns
         table = table.remove_column(0)
+        pa.default_memory_pool().release_unused()  # the copied one, to the system
     whole = pa.Table.from_arrays(columns, schema=schema)
     del columns, table
     digest = publish_table(cache, partial(_spelled, whole))

@@ -48,7 +48,7 @@ def job_of(root: Path, tasks: int) -> Any:
     job = job_of(ready, plan(ready.resolved, cache), cache)
     target = next(iter(job.targets.latents.values()))
     keys = [f"{number:064x}" for number in range(tasks * ROWS)]
-    latents = {key: replace(target, key=key, name=f"directory/{key[-8:]}.jpg", digest=key) for key in keys}
+    latents = {key: target._replace(key=key, name=f"directory/{key[-8:]}.jpg", digest=key) for key in keys}
     made = tuple(Task(key=keys[start], field="latent", rows=tuple(keys[start:start + ROWS]))
                  for start in range(0, len(keys), ROWS))
     return replace(job, tasks=made, targets=replace(job.targets, latents=latents))

@@ -29,7 +29,7 @@ from prep.encode.targets import Targets
 from prep.encode.text_groups import TextGroups
 from prep.formatting import counted, duration, format_bytes, grouped
 from prep.fs.remote.objects import LISTED, UPLOAD_PART
-from prep.manifest.samples import Sample, build_samples
+from prep.manifest.samples import Samples, build_samples
 from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
 
 TIMED, TRACED = 20_000, 4_000  # synthetic samples that are planned to measure time, and memory
@@ -195,22 +195,23 @@ def many_like(wanted: ResolvedRecipe, count: int) -> ResolvedRecipe:
     """`wanted` with about `count` samples: copies of its own, with keys of their own, for the same rows and groups."""
     targets, groups = wanted.targets, wanted.text_groups
     groups.count(targets.texts)
-    samples: list[Sample] = []
+    samples = Samples()
     latents, masks, texts = dict(targets.latents), dict(targets.masks), dict(targets.texts)
     lengths = {key: groups.tokens(key) for key in targets.texts}
     for copy in range(ceil(count / len(targets.samples))):
         def other(key: str, copy: int = copy) -> str:
             return digest_strings([key, str(copy)])
 
-        latents.update({other(key): replace(target, key=other(key)) for key, target in targets.latents.items()})
-        masks.update({other(key): replace(target, key=other(key)) for key, target in targets.masks.items()})
+        latents.update({other(key): target._replace(key=other(key)) for key, target in targets.latents.items()})
+        masks.update({other(key): target._replace(key=other(key)) for key, target in targets.masks.items()})
         texts.update({other(key): replace(target, key=other(key)) for key, target in targets.texts.items()})
         lengths.update({other(key): groups.tokens(key) for key in targets.texts})
-        samples += [replace(
-            one, id=other(one.id), texts=tuple(replace(text, key=other(text.key)) for text in one.texts),
-            views=tuple(replace(view, latent=other(view.latent), mask=None if view.mask is None else other(view.mask))
-                        for view in one.views)) for one in targets.samples]
-    more = Targets(samples=tuple(samples), labels=(), prompts=(), unconditional=targets.unconditional, latents=latents,
+        for one in targets.samples:
+            views = (view._replace(latent=other(view.latent), mask=None if view.mask is None else other(view.mask))
+                     for view in one.views)
+            samples.add(one._replace(id=other(one.id), views=tuple(views),
+                                texts=tuple(text._replace(key=other(text.key)) for text in one.texts)))
+    more = Targets(samples=samples, labels=(), prompts=(), unconditional=targets.unconditional, latents=latents,
                    masks=masks, texts=texts, findings=())
     return replace(wanted, targets=more, text_groups=TextGroups.known(groups, lengths))
 
@@ -240,7 +241,7 @@ def _sealing(wanted: ResolvedRecipe, samples: int) -> dict[str, Any]:
     many = many_like(wanted, TRACED).targets
     refs = {key: RowRef(shard=key, row=0) for key in many.keys()}  # noqa: SIM118  # a method that sorts
     begun = time.process_time()
-    table = build_samples(many.samples, sorted({one.shape for one in many.samples}), refs,
+    table = build_samples(many.samples, many.samples.shapes, refs,
                           dict.fromkeys(refs, 0), {})
     times = samples / len(many.samples)
     return {"sealing": (time.process_time() - begun) * times, "table": round(table.nbytes * times)}

@@ -20,7 +20,16 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.geometry import Placement, Size
 from prep.manifest import tables
-from prep.manifest.samples import Reference, Sample, Text, View, build_samples, open_samples
+from prep.manifest.samples import (
+    Reference,
+    Sample,
+    Samples,
+    Text,
+    View,
+    build_samples,
+    in_table_order,
+    open_samples,
+)
 
 SHARD = digest_bytes(b"latents")
 TEXTS = digest_bytes(b"texts")
@@ -170,6 +179,10 @@ def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sampl
                                      (plain, SHAPES[:2], tables.SAMPLES)):
             quick = tables.write_table(cache, build_samples(some, shapes, REFS, SHARDS, coverage))
             assert quick == tables.write_table(cache, plainly(some, coverage, schema))
+            compact = Samples(some)
+            assert list(compact) == some and len(compact) == len(some)
+            assert list(in_table_order(compact)) == list(in_table_order(some))
+            assert quick == tables.write_table(cache, build_samples(compact, shapes, REFS, SHARDS, coverage))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 9])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -92,19 +92,19 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
     refs, facts = write_shards(cache, rows)
     shards = build_shards(facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(shards["digest"])}
-    samples = [replace(sample_of(name, captions[name]), name=named[name]) for name in PLACED]
+    samples = [sample_of(name, captions[name])._replace(name=named[name]) for name in PLACED]
     for name, data in (pictures or {}).items():
         place = list(PLACED).index(name)
         file = root / "photos" / named[name]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-        samples[place] = replace(samples[place], picture=digest_bytes(data))
+        samples[place] = samples[place]._replace(picture=digest_bytes(data))
     for name, data in (references or {}).items():
         file = root / "photos" / name
         with suppress(OSError, ValueError):  # a name that this disk does not take
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-    samples[0] = replace(samples[0], views=(replace(samples[0].views[0], references=tuple(referred)),))
+    samples[0] = samples[0]._replace(views=(samples[0].views[0]._replace(references=tuple(referred)),))
     buckets = sorted({sample.shape for sample in samples})
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
 

@@ -18,6 +18,7 @@ from prep.encode.targets import LatentRows, Targets
 from prep.encode.text_groups import TextGroups
 from prep.findings import Finding
 from prep.geometry import Size
+from prep.manifest.samples import Samples
 from prep.models.family import TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.files import Model
@@ -56,7 +57,7 @@ class Job:
     def share(self, tasks: Sequence[Task]) -> Job:
         """A job of some of the tasks, with the targets of their rows alone, so that it can be sent."""
         keys = [key for task in tasks for key in task.rows]
-        targets = replace(self.targets, samples=(), labels=(), prompts=(), findings=(), notices=(),
+        targets = replace(self.targets, samples=Samples(), labels=(), prompts=(), findings=(), notices=(),
                           latents={key: self.targets.latents[key] for key in keys if key in self.targets.latents},
                           masks={key: self.targets.masks[key] for key in keys if key in self.targets.masks},
                           texts={key: self.targets.texts[key] for key in keys if key in self.targets.texts})

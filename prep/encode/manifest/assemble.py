@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -52,18 +51,18 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     with closing(Reader(cache)) as reader:
         numbers, shards = _shard_table(ledger, used.by_shard(), resolved, reader)
         means = coverage(reader, facts, samples, refs)
-    buckets = sorted({sample.shape for sample in samples})
+    buckets = buckets_of(samples)
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
-        "version": WITH_REFERENCES if have_references(buckets) else VERSION,
+        "version": WITH_REFERENCES if have_references(samples.shapes) else VERSION,
         "fields": fields_of(resolved, used, ledger),
-        "buckets": buckets_of(buckets, samples),
-        "samples": roles_of(Counter(sample.role for sample in samples)),
+        "buckets": buckets,
+        "samples": roles_of(buckets),
         "prompts": prompt_document(None if file is None else relative_name(file, path), prompt_bytes,
                                    resolved.targets.unconditional, prompts, refs, numbers),
         "tables": {
-            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
+            "samples": write_table(cache, build_samples(samples, samples.shapes, refs, numbers, means)),
             "shards": write_table(cache, shards),
             "findings": write_table(cache, build_findings(findings)),
         },

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prep.batching.split import Role
+from prep.batching.split import ROLES
 from prep.cache.ledger.ledger import Ledger, StoredRows
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
@@ -14,9 +13,9 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import PathError
 from prep.fs.place import Place, movable_name, relative_name
-from prep.geometry import FITS, BucketShape, shape_document
+from prep.geometry import FITS, shape_document
 from prep.manifest.document import FORMAT
-from prep.manifest.samples import Sample
+from prep.manifest.samples import Samples
 from prep.models.latents import latent_facts
 from prep.models.named import recorded
 from prep.parse import KEPT, alpha_of
@@ -89,17 +88,15 @@ def fields_of(resolved: ResolvedRecipe, used: StoredRows, ledger: Ledger) -> dic
     return documents
 
 
-def buckets_of(shapes: Iterable[BucketShape], samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Each bucket's size, the sizes of its references, and its samples by role."""
-    counts: dict[BucketShape, Counter[Role]] = defaultdict(Counter)
-    for sample in samples:
-        counts[sample.shape][sample.role] += 1
-    return [{**shape_document(shape), **roles_of(counts[shape])} for shape in shapes]
+def buckets_of(samples: Samples) -> list[dict[str, Any]]:
+    """The size of each bucket with samples, the sizes of its references, and its samples by role; sorted."""
+    return [{**shape_document(shape), **{role: samples.counts[shape, role] for role in ROLES}}
+            for shape in samples.shapes]
 
 
-def roles_of(counts: Counter[Role]) -> dict[str, int]:
-    """The samples of every role, also those that none has."""
-    return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
+def roles_of(buckets: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The samples of every role in all buckets, also those that none has."""
+    return {role: sum(bucket[role] for bucket in buckets) for role in ROLES}
 
 
 def prompt_document(file: str | None, data: bytes | None, unconditional: str, prompts: Iterable[PromptTarget],

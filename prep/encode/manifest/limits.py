@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.digest import canonical
-from prep.encode.manifest.document import buckets_of
+from prep.encode.manifest.document import buckets_of, roles_of
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import ConfigError
@@ -61,14 +60,13 @@ def check_document_size(document: Mapping[str, Any], path: Place) -> None:
 
 def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
     """A document at least as long as the one that is assembled: nothing rejected, unknown numbers at their maximum."""
-    samples = resolved.targets.samples
-    buckets = buckets_of(sorted({sample.shape for sample in samples}), samples)
+    buckets = buckets_of(resolved.targets.samples)
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
     return {
         **frame, "version": VERSION,
         "fields": {field: {"context": context, "arrays": resolved.specs.as_manifest(field), **largest}
                    for field, context in resolved.contexts.by_field().items()},
-        "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in ROLES},
+        "buckets": buckets, "samples": roles_of(buckets),
         "prompts": largest_prompts(resolved.recipe.prompts, path, resolved.targets.prompts),
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }

@@ -12,22 +12,22 @@ from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, EmptyPlanError
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
-from prep.manifest.samples import Sample
+from prep.manifest.samples import Sample, Samples
 
 NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a text row
 
 
 def split_samples(resolved: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
-                  transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
+                  transient: Sequence[Finding]) -> tuple[Samples, list[Finding]]:
     """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
     if len(refs) == resolved.targets.rows:
-        return list(resolved.targets.samples), []
+        return resolved.targets.samples, []
     said = {finding.path: finding for finding in transient}
-    whole: list[Sample] = []
+    whole = Samples()
     findings: list[Finding] = []
     for sample, path in zip(resolved.targets.samples, resolved.targets.labels, strict=True):
         if all(key in refs for key in keys_of(sample)):
-            whole.append(sample)
+            whole.add(sample)
         else:
             findings.append(_reject_of(resolved, ledger, sample, path) or said.get(path)
                             or _unmade(path, known=bool(transient)))
@@ -38,10 +38,10 @@ _SOUND = ("prep scan SOURCE says whether the pictures are sound; if they are, th
           "it; --retry-rejects tries the same rows again")
 
 
-def require_training(resolved: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
+def require_training(resolved: ResolvedRecipe, whole: Samples, rejected: Sequence[Finding]) -> None:
     """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
-    count = sum(sample.role == "train" for sample in resolved.targets.samples)
-    if count and not any(sample.role == "train" for sample in whole):
+    count = resolved.targets.samples.having("train")
+    if count and not whole.having("train"):
         first = rejected[0]
         raise EmptyPlanError(f"none of {counted(count, 'picture')} to train on could be encoded; the first, "
                              f"{printable_name(first.path)}, {first.code}: {first.detail}",
