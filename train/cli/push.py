@@ -32,7 +32,7 @@ def push(
     The token is HF_TOKEN, or that of `hf auth login`. Nothing else of the run is uploaded.
     """
     from prep.cli.ticker import progress
-    from prep.models.hub import repository, upload, address_of
+    from prep.models.hub import address_of, repository, upload
     from train.report.push import files_of
 
     name = repository(repo)
