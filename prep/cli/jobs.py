@@ -55,8 +55,10 @@ def jobs(
 
     place, given = resolve(project), list(words or ())
     _check(action, given, now=now)
+    before = set[str]()
     if action == "run":
         _interruptible()
+        before = {job.name for job in queue.jobs_of(place) if job.is_over}
         Runner(place).run(_Changes(quiet=quiet or as_json))
     elif action == "add":
         _told(queue.add(place, given), as_json=as_json)
@@ -75,7 +77,7 @@ def jobs(
         put_json({"format": "latentry/jobs", "version": 1, "jobs": [job.as_json() for job in found]})
     elif action == "list":
         put("\n".join(map(_line, found)) if found else "no jobs")
-    if action == "run" and any(job.state in ("failed", "lost") for job in found):
+    if action == "run" and any(job.state in ("failed", "lost") and job.name not in before for job in found):
         raise typer.Exit(EXIT_FINDINGS)
 
 

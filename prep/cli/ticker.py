@@ -18,6 +18,7 @@ from typing import Any
 
 from prep.cli.console import color_allowed, say
 from prep.formatting import clock, counted, format_bytes, grouped
+from prep.fs.untrusted import append_regular
 from prep.progress import Progress, Total
 
 SLOW = 1.0  # seconds of work after which a bar is shown
@@ -100,11 +101,11 @@ class Ticker:
     def _note(self, path: str) -> None:
         """Adds lines to the file, as long as this stage is the innermost."""
         while not self._closed.wait(NOTED):
-            if _open and _open[-1] is self:
+            if _open[-1:] == [self]:
                 line = {"time": time.time(), "title": self.title, "unit": self.unit, "done": self._done,
                         "total": self.total}
-                with suppress(OSError), open(path, "a", encoding="utf-8") as handle:  # noqa: PTH123
-                    handle.write(json.dumps(line) + "\n")
+                with suppress(OSError), append_regular(path) as handle:
+                    handle.write(json.dumps(line).encode() + b"\n")
 
     def _amount(self, count: int) -> str:
         return format_bytes(count) if self.unit == "bytes" else counted(count, self.unit.removesuffix("s"), self.unit)

@@ -12,6 +12,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -19,6 +20,7 @@ from prep.errors import CacheError
 
 # O_NONBLOCK: a pipe that replaces a file after the check does not block.
 PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
+APPENDED = PLAIN & ~getattr(os, "O_NONBLOCK", 0) | os.O_RDWR | os.O_APPEND | os.O_CREAT  # O_RDWR waits for no reader
 OUT = "to store a cache elsewhere, name that directory, or a link to the whole cache"
 NOTHING_NOW = "it has no data available now, expected a file that can be read without waiting"
 _CHUNK = 1 << 16  # bytes per read when the size is not known
@@ -48,6 +50,19 @@ def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def append_regular(path: Path | str) -> BinaryIO:
+    """A regular file, made if it is missing, opened to append to it, unbuffered. As `open_regular`."""
+    with suppress(FileNotFoundError):
+        require_kind(path, os.lstat(path), directory=False)
+    descriptor = os.open(path, APPENDED, 0o666)
+    try:
+        require_kind(path, os.fstat(descriptor), directory=False)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "ab", buffering=0)
 
 
 def read_regular(path: Path | str, most: int, *, dir_fd: int | None = None) -> bytes:

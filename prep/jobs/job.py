@@ -26,15 +26,16 @@ from typing import Any, Literal
 
 from prep.errors import EXIT_FINDINGS, PathError, UsageError
 from prep.formatting import brief_duration, printable, shell_name
-from prep.fs.untrusted import entries, read_regular
-from prep.parse import Unparsed, expect, list_of, within
+from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, stream_of
+from prep.parse import Unparsed, count, expect, list_of, within
 from prep.runs.heartbeat import boot_id, is_running
 
 FORMAT, VERSION = "latentry/job", 1
 FOLDER = "jobs"
 PROGRAMS = {"prep": "prep.cli.main", "train": "train.cli.main"}  # and the modules with their `main`
 MOST = 1 << 20  # bytes of a document
-MOST_WORDS, LONGEST = 1000, 1 << 14  # of a command; characters of a word
+MOST_WORDS, LONGEST = 1000, 1 << 16  # of a command, and its characters, which take 12 bytes in JSON at most
+STARTERS = ("jobs", "studio")  # commands of prep that start jobs: the one waits for itself, the other prints its token
 FRESH = 60.0  # seconds after which a keeper that cannot be asked, and was not heard of, is gone
 DIGITS = 6
 
@@ -71,12 +72,21 @@ class Job:
     @property
     def device(self) -> str:
         """The device that its command names; "": none in particular."""
-        for flag, value in zip(self.words, (*self.words[1:], ""), strict=True):
-            if flag == "--device":
-                return value
-            if flag.startswith("--device="):
-                return flag.partition("=")[2]
-        return ""
+        return self.option("--device")
+
+    def option(self, flag: str, short: str = "") -> str:
+        """What its command gives for an option, the last time; "": nothing. The spellings are those of click."""
+        found = ""
+        for word, value in zip(self.words, (*self.words[1:], ""), strict=True):
+            if word == "--":
+                break
+            if word in (flag, short):
+                found = value
+            elif word.startswith(f"{flag}="):
+                found = word.partition("=")[2]
+            elif short and word.startswith(short):
+                found = word.removeprefix(short)
+        return found
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +101,8 @@ class Job:
             return ", ".join(filter(None, ("stopping" if self.stopping else "running",
                                            brief_duration(time.time() - self.started), self.doing + share)))
         if self.is_over and self.started is not None and self.ended is not None:
-            code = f" with {self.code}" if self.state == "failed" else " with findings" if self.code == 1 else ""
+            code = f" with {self.code}" if self.state == "failed" else " with findings" if (
+                self.state == "done" and self.code == EXIT_FINDINGS) else ""
             return f"{self.state}{code} after {brief_duration(self.ended - self.started)}"
         return self.state
 
@@ -107,15 +118,21 @@ def checked_words(words: Sequence[str]) -> tuple[str, ...]:
     if not words or words[0] not in PROGRAMS or len(words) < 2:
         raise UsageError(f"the command is {printable(' '.join(words)[:100]) or 'empty'}, expected one of prep or train",
                          hint="such as: train run manifest.json -o run")
-    if len(words) > MOST_WORDS or any(len(word) > LONGEST or "\0" in word for word in words):
-        raise UsageError(f"the command has {len(words)} words, expected at most {MOST_WORDS} of {LONGEST} characters",
-                         hint="put its settings into a file")
+    if words[0] == "prep" and words[1] in STARTERS:
+        raise UsageError(f"the command is prep {words[1]}, which starts jobs itself", hint="use it in a terminal")
+    if any("\0" in word for word in words):
+        raise UsageError("the command has a null character, which no program takes", hint="leave it out")
+    size = sum(map(len, words))
+    if len(words) > MOST_WORDS or size > LONGEST:
+        raise UsageError(f"the command has {len(words)} words of {size} characters, expected at most {MOST_WORDS} of "
+                         f"{LONGEST}", hint="put its settings into a file")
     return tuple(words)
 
 
 def read_job(folder: Path) -> Job | None:
     """The job of a directory; `None` if there is none, or none that can be read."""
     try:
+        check_dir(folder)
         body = _document(folder / "job.json")
         if body.get("format") != FORMAT or body.get("version") != VERSION:
             return None
@@ -159,9 +176,10 @@ def _state(started: dict[str, Any], ended: dict[str, Any], folder: Path) -> Stat
         return "waiting"
     here = boot_id()
     if here and started.get("boot") == here and started.get("host") == platform.node():
-        return "running" if is_running(started.get("pid", 0), started.get("start", "")) else "lost"
-    with suppress(OSError):
-        return "running" if time.time() - (folder / "started.json").stat().st_mtime < FRESH else "lost"
+        pid = started.get("pid", 0)
+        return "running" if 0 < pid < 1 << 31 and is_running(pid, started.get("start", "")) else "lost"
+    with suppress(OSError):  # an archive may set any time
+        return "running" if abs(time.time() - (folder / "started.json").lstat().st_mtime) < FRESH else "lost"
     return "lost"
 
 
@@ -180,13 +198,13 @@ def _facts(path: Path) -> dict[str, Any]:
 def _progress(folder: Path) -> tuple[str, int, int | None]:
     """The last line of progress.jsonl that is whole: the stage, what is done, and of how much."""
     with suppress(OSError, ValueError, RecursionError, Unparsed, IndexError):
-        with (folder / "progress.jsonl").open("rb") as handle:
+        with stream_of(open_regular(folder / "progress.jsonl")) as handle:
             handle.seek(max(0, handle.seek(0, 2) - (1 << 13)))
             line = handle.read().split(b"\n")[-2]
         body = expect(json.loads(line), dict, "a line")
-        total = body.get("total")
-        return (expect(body.get("title"), str, "title")[:200], expect(body.get("done"), int, "done"),
-                None if total is None else expect(total, int, "total"))
+        done = count(body.get("done"), "done")
+        total = None if body.get("total") is None else count(body["total"], "total")
+        return expect(body.get("title"), str, "title")[:200], done if total is None else min(done, total), total
     return "", 0, None
 
 

@@ -16,8 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from prep.errors import PathError, first_line
 from prep.fs import atomic
+from prep.fs.untrusted import append_regular
 from prep.jobs.job import PROGRAMS, Job, asked, read_job
+from prep.jobs.log import LOG
 from prep.runs.heartbeat import boot_id, own_start
 from prep.runtime import main_of, python
 
@@ -40,7 +43,9 @@ def main() -> None:
     with suppress(ValueError, OSError):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _note)
-    code, stopped = _kept(job)
+    code, stopped = PathError.exit_code, False
+    with suppress(OSError):  # a link or a pipe has the name of its log
+        code, stopped = _kept(job)
     body = {"code": code, "stopped": stopped, "time": time.time()}
     atomic.write_atomic(folder / "ended.json", json.dumps(body).encode() + b"\n")
 
@@ -60,9 +65,13 @@ def _kept(job: Job) -> tuple[int, bool]:
     command = python(*main_of(PROGRAMS[job.words[0]]), *job.words[1:])
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", PROGRESS: str(job.folder / "progress.jsonl")}
     apart = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
-    with (job.folder / "log.txt").open("ab") as log:
-        child = subprocess.Popen(command, cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
-                                 stdout=log, stderr=subprocess.STDOUT, **apart)  # type: ignore[call-overload]
+    with append_regular(job.folder / LOG) as log:
+        try:
+            child = subprocess.Popen(command, cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
+                                     stdout=log, stderr=subprocess.STDOUT, **apart)  # type: ignore[call-overload]
+        except (OSError, ValueError) as error:  # its words are too long for the system, or no text of it
+            log.write(f"error: the command cannot be started: {first_line(error)}\n".encode(errors="replace"))
+            return PathError.exit_code, False
         stopped, touched, told_at = "", time.monotonic(), 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):

@@ -8,21 +8,21 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 
 from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
-from prep.fs.untrusted import read_regular
+from prep.fs.untrusted import append_regular, read_regular
 from prep.jobs.job import DIGITS, FOLDER, FORMAT, MOST, VERSION, Job, Stop, checked_words, read_job, read_jobs
 from prep.parse import Unparsed, expect, list_of
 
 ORDER, ORDER_VERSION = "latentry/job-order", 1
-PATIENCE = 10.0  # seconds to wait for another that changes the queue
+PATIENCE = 30.0  # seconds to wait for another that changes the queue: longer than a keeper takes to start
 
 
 def jobs_of(project: Path) -> list[Job]:
@@ -49,7 +49,7 @@ def add(project: Path, words: Sequence[str]) -> Job:
     checked = checked_words(words)
     with changing(project):
         number = max((int(job.name) for job in read_jobs(project)), default=0)
-        while (folder := project / FOLDER / str(number + 1).zfill(DIGITS)).exists():
+        while os.path.lexists(folder := project / FOLDER / str(number + 1).zfill(DIGITS)):
             number += 1
         body = {"format": FORMAT, "version": VERSION, "words": checked, "added": time.time()}
         with atomic.new_directory(folder) as staged:
@@ -65,17 +65,17 @@ def again(project: Path, name: str) -> Job:
     job = job_of(project, name)
     if not job.is_over:
         raise UsageError(f"job {job.name} is {job.state}, expected one that is over", hint=f"prep jobs list {project}")
-    return add(project, _continued(job.words, project))
+    return add(project, _continued(job, project))
 
 
-def _continued(words: Sequence[str], project: Path) -> Sequence[str]:
-    """`train run … -o RUN` as `train run --resume -o RUN`, if the run has a checkpoint."""
-    if tuple(words[:2]) != ("train", "run") or "--resume" in words:
-        return words
-    for flag, value in pairwise(words):
-        if flag in ("-o", "--output") and any((project / value / "checkpoints").glob("step-*")):
-            return ["train", "run", "--resume", "-o", value]
-    return words
+def _continued(job: Job, project: Path) -> Sequence[str]:
+    """`train run … -o RUN` as `train run --resume -o RUN` on the same device, if the run has a checkpoint."""
+    if job.words[:2] != ("train", "run") or "--resume" in job.words:
+        return job.words
+    output = job.option("--output", "-o")
+    if output and any((project / output / "checkpoints").glob("step-*")):
+        return ["train", "run", "--resume", "-o", output, *(["--device", job.device] if job.device else [])]
+    return job.words
 
 
 def stop(project: Path, name: str, how: Stop = "soon") -> Job:
@@ -85,7 +85,9 @@ def stop(project: Path, name: str, how: Stop = "soon") -> Job:
     """
     job = job_of(project, name)
     if job.state == "waiting":
-        return remove(project, name)
+        with suppress(UsageError):  # it has begun meanwhile
+            return remove(project, name)
+        job = job_of(project, name)
     if job.is_over:
         raise UsageError(f"job {job.name} is over: {job.state}", hint=f"prep jobs list {project}")
     atomic.write_passing(job.folder / "stop.request", how.encode() + b"\n")
@@ -100,8 +102,7 @@ def first(project: Path, name: str) -> Job:
             raise UsageError(f"job {job.name} is {job.state}, expected one that waits",
                              hint=f"prep jobs list {project}")
         names = [other.name for other in jobs_of(project) if other.state == "waiting" and other.name != job.name]
-        body = {"format": ORDER, "version": ORDER_VERSION, "names": [job.name, *names]}
-        atomic.write_atomic(project / FOLDER / "order.json", json.dumps(body).encode() + b"\n")
+        _put_order(project, [job.name, *names])
     return job
 
 
@@ -112,7 +113,11 @@ def remove(project: Path, name: str) -> Job:
         if job.state == "running":
             raise UsageError(f"job {job.name} runs, expected one that does not",
                              hint=f"prep jobs stop {project} {job.name}")
-        atomic.remove_tree(job.folder)
+        order = _order(project)
+        if job.name in order:  # a later job may get its number, and not its turn
+            _put_order(project, [other for other in order if other != job.name])
+        with atomic.staged(job.folder) as gone:  # renamed first: half of a job is another one, which may wait
+            atomic.rename(job.folder, gone)
     return job
 
 
@@ -122,7 +127,7 @@ def changing(project: Path) -> Iterator[None]:
     if not project.is_dir():
         raise PathError(f"there is no directory {project}", hint="name the directory of a project")
     atomic.make_dirs(project / FOLDER)
-    with (project / FOLDER / "lock").open("ab") as handle:
+    with append_regular(project / FOLDER / "lock") as handle:
         deadline = time.monotonic() + PATIENCE
         while (release := try_exclusive(handle)) is None:
             if time.monotonic() > deadline:
@@ -133,6 +138,11 @@ def changing(project: Path) -> Iterator[None]:
             yield
         finally:
             release()
+
+
+def _put_order(project: Path, names: Sequence[str]) -> None:
+    body = {"format": ORDER, "version": ORDER_VERSION, "names": names}
+    atomic.write_atomic(project / FOLDER / "order.json", json.dumps(body).encode() + b"\n")
 
 
 def _order(project: Path) -> list[str]:

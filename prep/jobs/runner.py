@@ -14,7 +14,7 @@ from prep.jobs.keeper import NEW_GROUP
 from prep.jobs.queue import changing, jobs_of
 from prep.runtime import main_of, python
 
-DETACHED = 0x00000008  # DETACHED_PROCESS of Windows
+NO_WINDOW = 0x08000000  # CREATE_NO_WINDOW of Windows: a console of its own, which the signal that stops jobs needs
 PAUSE = 0.5  # seconds between looks at the queue
 STARTS = 20.0  # seconds in which a keeper has to say that it has a job
 
@@ -46,7 +46,7 @@ class Runner:
 
     def _start(self, job: Job) -> None:
         """Starts a keeper, and waits until it has the job. Raises `PathError` if it does not take it."""
-        apart = {"creationflags": NEW_GROUP | DETACHED} if sys.platform == "win32" else {"start_new_session": True}
+        apart = {"creationflags": NEW_GROUP | NO_WINDOW} if sys.platform == "win32" else {"start_new_session": True}
         keeper = subprocess.Popen(python(*main_of("prep.jobs.keeper"), str(job.folder)), stdin=subprocess.DEVNULL,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                   **apart)
@@ -73,6 +73,8 @@ def _next(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _same_device(first: str, second: str) -> bool:
-    """Whether two jobs would share a device: those that name none, or all, may take any."""
+    """Whether two jobs would share a device: those that name none, or all, may take any, and "cuda" any cuda:N."""
     shared = {"", "auto", "all"}
+    if "cuda" in (first, second) and first.startswith("cuda") and second.startswith("cuda"):
+        return True
     return first in shared or second in shared or bool(set(first.split(",")) & set(second.split(",")))

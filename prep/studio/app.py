@@ -21,10 +21,11 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from prep.errors import Problem, UsageError
+from prep.errors import Problem, UsageError, from_system
+from prep.formatting import printable
 from prep.jobs import queue
 from prep.jobs.job import Job
 from prep.jobs.log import tail
@@ -60,7 +61,7 @@ class Studio:
             Route("/api/jobs", self._listed), Route("/api/jobs", self._posted, methods=["POST"]),
             Route("/api/jobs/{name}", self._told), Route("/api/jobs/{name}/{action}", self._acted, methods=["POST"]),
             Route("/static/{name}", _static), Mount("/look/{kind}/{name}", self.looks)],
-            exception_handlers={HTTPException: self._error, Problem: self._error})
+            exception_handlers={HTTPException: self._error, Problem: self._error, OSError: self._error})
         app.router.redirect_slashes = False
         self.app = Guard(app, token, self.edit_token)
 
@@ -71,11 +72,11 @@ class Studio:
 
     def _site(self, tag: str = "", every: int = OFTEN) -> dict[str, Any]:
         return {"base": self._base, "name": name_of(self._project), "kind": "Project", "token": self.edit_token,
-                "tag": tag, "every": every, "edits": False, "home": ""}
+                "tag": tag, "every": every, "edits": False, "home": "", "paused": self._queue.paused}
 
     def _home(self, request: Request) -> Response:
         jobs, project = queue.jobs_of(self._project), read_project(self._project)
-        return _tagged(request, jobs_tag(jobs, project),
+        return _tagged(request, jobs_tag(jobs, project, self._queue.paused),
                        lambda tag: project_page(project, jobs, **self._site(tag)))
 
     def _form(self, request: Request) -> Response:
@@ -90,13 +91,13 @@ class Studio:
         return HTMLResponse(form_page(form, read_project(self._project), given or None, **self._site(every=0)))
 
     def _jobs(self, request: Request) -> Response:
-        jobs, paused, trouble = queue.jobs_of(self._project), self._queue.paused, self._queue.trouble
-        return _tagged(request, jobs_tag(jobs, paused, trouble),
-                       lambda tag: jobs_page(jobs, paused=paused, trouble=trouble, **self._site(tag)))
+        jobs, trouble = queue.jobs_of(self._project), self._queue.trouble
+        return _tagged(request, jobs_tag(jobs, self._queue.paused, trouble),
+                       lambda tag: jobs_page(jobs, trouble=trouble, **self._site(tag)))
 
     def _job(self, request: Request) -> Response:
         job, project = queue.job_of(self._project, request.path_params["name"]), read_project(self._project)
-        return _tagged(request, jobs_tag([job], project.runs),
+        return _tagged(request, jobs_tag([job], project.runs, self._queue.paused),
                        lambda tag: job_page(job, project, **self._site(tag, OFTEN if not job.is_over else 5 * OFTEN)))
 
     def _act(self, request: Request) -> Response:
@@ -114,8 +115,8 @@ class Studio:
 
     def _listed(self, _request: Request) -> Response:
         jobs = queue.jobs_of(self._project)
-        return JSONResponse({"format": "latentry/jobs", "version": 1, "paused": self._queue.paused,
-                             "jobs": [job.as_json() for job in jobs]})
+        return _document({"format": "latentry/jobs", "version": 1, "paused": self._queue.paused,
+                          "jobs": [job.as_json() for job in jobs]})
 
     def _told(self, request: Request) -> Response:
         return _as_json(lambda: queue.job_of(self._project, request.path_params["name"]), log=True)
@@ -131,6 +132,8 @@ class Studio:
     def _error(self, _request: Request, error: Exception) -> Response:
         if isinstance(error, Problem):
             return HTMLResponse(error_page(self._base, 404, error.message, error.hint, first="The project"), 404)
+        if isinstance(error, OSError):
+            return HTMLResponse(error_page(self._base, 500, f"{error}", first="The project"), 500)
         status = error.status_code if isinstance(error, HTTPException) else 500
         return HTMLResponse(error_page(self._base, status, "No page has this address.", first="The project"), status)
 
@@ -155,9 +158,9 @@ def _answered(change: Callable[[], Job], following: str = "") -> Response:
     try:
         job = change()
     except Problem as error:
-        return PlainTextResponse(f"{error.message}.", 409)
+        return PlainTextResponse(f"{printable(error.message)}.", 409)
     except OSError as error:
-        return PlainTextResponse(f"that cannot be done: {error.strerror or error}", 507)
+        return PlainTextResponse(f"That cannot be done: {error.strerror or error}.", 507)
     more = {"x-latentry-next": following.format(job.name)} if following else {}
     return PlainTextResponse(f"Job {job.name}: {job.says}.", headers=more)
 
@@ -166,11 +169,17 @@ def _as_json(change: Callable[[], Job], *, log: bool = False) -> Response:
     """The job, or an error as the commands' --json has it."""
     try:
         job = change()
-    except Problem as error:
+    except (Problem, OSError) as caught:
+        error = caught if isinstance(caught, Problem) else from_system(caught)
         said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code, "kind": error.kind}
-        return JSONResponse({"format": "latentry/error", "version": 1, "error": said}, 409)
-    return JSONResponse({"format": "latentry/jobs", "version": 1, "jobs": [job.as_json()],
-                         **({"log": tail(job, LOG)} if log else {})})
+        return _document({"format": "latentry/error", "version": 1, "error": said}, 409)
+    return _document({"format": "latentry/jobs", "version": 1, "jobs": [job.as_json()],
+                      **({"log": tail(job, LOG)} if log else {})})
+
+
+def _document(body: Mapping[str, Any], status: int = 200) -> Response:
+    """A document in ASCII: words may have what UTF-8 cannot spell."""
+    return Response(json.dumps(body), status, media_type="application/json")
 
 
 def _words_in(body: bytes) -> list[str]:

@@ -17,6 +17,7 @@ from prep.manifest.opened import open_manifest
 from prep.progress import silent
 from prep.recipe.load import load_recipe
 from prep.recipe.options import without_caption_stop
+from prep.runs.document import NAME as RUN
 from prep.runs.document import check_manifest, manifest_of
 from prep.studio.project import read_project
 from prep.view.app import build_app, build_source_app
@@ -59,7 +60,7 @@ class Looks:
         if kind not in KINDS or name not in read_project(self._project).names(kind):
             raise PathError(f"the project has no {name[:100]} among its {kind[:20]}", hint="begin with the project")
         with self._lock:
-            now = _stamp(self._project / name)
+            now = _stamp(self._project / name / (RUN if kind == "runs" else ""))  # its directory changes all the time
             known = self._sites.get((kind, name))
             if known is None or known[0] != now:
                 if known is not None:

@@ -11,7 +11,7 @@ from prep.digest import digest_strings
 from prep.errors import UsageError
 from prep.formatting import shell_name
 from prep.jobs.job import Job
-from prep.jobs.log import tail
+from prep.jobs.log import size_of, tail
 from prep.pages.layout import render
 from prep.studio.forms import Field, Form, bounds_of
 from prep.studio.looks import KINDS
@@ -63,10 +63,10 @@ def _suggested(field: Field, step: Step | None, project: Project) -> Sequence[st
     return project.names(kind) if kind else field.words if field.is_open else ()
 
 
-def jobs_page(jobs: Sequence[Job], *, paused: bool, trouble: str, **site: Any) -> str:
+def jobs_page(jobs: Sequence[Job], *, trouble: str, **site: Any) -> str:
     """The queue: what runs, what waits, and the last jobs that are over, the newest first."""
     over = [job for job in jobs if job.is_over]
-    return render("jobs.html", **site, paused=paused, trouble=trouble,
+    return render("jobs.html", **site, trouble=trouble,
                   running=[_shown(job) for job in jobs if job.state == "running"],
                   waiting=[_shown(job) for job in jobs if job.state == "waiting"],
                   over=[_shown(job) for job in over[::-1][:JOBS]], more=max(len(over) - JOBS, 0))
@@ -82,8 +82,7 @@ def job_page(job: Job, project: Project, **site: Any) -> str:
 
 def jobs_tag(jobs: Sequence[Job], *more: object) -> str:
     """A name of what pages of jobs show, which is another one as soon as that changes."""
-    sizes = [(job.folder / "log.txt").stat().st_size if (job.folder / "log.txt").exists() else 0
-             for job in jobs if job.state == "running"]
+    sizes = [size_of(job) for job in jobs if job.state == "running"]
     return f'"{digest_strings([repr([job.as_json() for job in jobs]), repr(sizes), repr(more)])[:32]}"'
 
 

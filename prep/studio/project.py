@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from os import DirEntry
 from pathlib import Path
 
-from prep.fs.untrusted import entries, read_regular
+from prep.fs.untrusted import check_dir, read_regular
 from prep.jobs.job import FOLDER
 from prep.manifest.document import looks_like_manifest
 from prep.models.files import INDEX, MODULAR
@@ -44,14 +46,18 @@ class Project:
 def read_project(folder: Path) -> Project:
     """What a project has now. Raises `OSError` if its directory cannot be read."""
     found: dict[str, list[str]] = {}
-    for entry in sorted(_some(folder), key=lambda entry: entry.name):
+    for entry in _some(folder):
         for kind, name in _kinds(entry):
             found.setdefault(kind, []).append(name)
     return Project(folder=folder, **{kind: tuple(names) for kind, names in found.items()})
 
 
 def _some(folder: Path) -> Sequence[DirEntry[str]]:
-    return [entry for entry in entries(folder) if not entry.name.startswith(".")][:MOST]
+    """Some entries, sorted; not hidden ones, nor those whose names no form takes and no address has."""
+    check_dir(folder)
+    with os.scandir(folder) as found:
+        shown = (entry for entry in found if not entry.name.startswith(".") and entry.name.isprintable())
+        return sorted(islice(shown, MOST), key=lambda entry: entry.name)
 
 
 def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
@@ -65,6 +71,8 @@ def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
             if kind in ("", "pictures"):
                 yield from (("models", f"{entry.name}/{inner.name}") for inner in _some(path)
                             if inner.is_dir() and _kind_of_directory(Path(inner.path)) == "models")
+        elif not entry.is_file():  # a pipe, which would not end
+            return
         elif path.suffix == ".toml":
             yield "recipes" if _is_recipe(path) else "settings", entry.name
         elif path.suffix == ".json":

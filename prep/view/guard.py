@@ -99,7 +99,7 @@ class Guard:
             return 414, f"The address is longer than {LONGEST} bytes."
         token, slash, _ = scope["path"][1:].partition("/")
         if not slash or not secrets.compare_digest(token.encode(), self._token):
-            return 404, "Nothing is here. Use the whole address that prep view printed."
+            return 404, "Nothing is here. Use the whole address that the command printed."
         if scope["method"] == "POST" and self._edit_token:
             return self._unposted(headers)
         if scope["method"] not in ("GET", "HEAD"):
@@ -112,7 +112,7 @@ class Guard:
         if not headers.get(b"origin") or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
             return 403, "Only a page of this server can send something."
         if len(tokens) != 1 or not secrets.compare_digest(tokens[0], self._edit_token):
-            return 403, "The token of the page is missing, or of another start of prep view: load the page again."
+            return 403, "The token of the page is missing, or of an earlier start: load the page again."
         if len(size) != 1 or not size[0].isdigit() or headers.get(b"transfer-encoding"):
             return 411, "The size of what is sent is missing."
         if len(size[0]) > 9 or int(size[0]) > MOST_SENT:

@@ -134,8 +134,17 @@ def test_order_is_kept_and_changed(tmp_path: Path) -> None:
     assert [job.name for job in jobs_of(tmp_path)] == ["000002", "000004"]
 
 
+def test_number_of_a_removed_job_has_not_its_turn(tmp_path: Path) -> None:
+    for _ in range(3):
+        add(tmp_path, QUICK)
+    first(tmp_path, "3")
+    remove(tmp_path, "3")
+    assert add(tmp_path, QUICK).name == "000003"
+    assert [job.name for job in jobs_of(tmp_path)] == ["000001", "000002", "000003"]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["running", "waiting", "done"]),
-                          st.sampled_from(["", "cpu", "cuda:0", "cuda:1", "cuda:0,cuda:1", "all"]))))
+                          st.sampled_from(["", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:0,cuda:1", "all"]))))
 def test_no_two_jobs_share_a_device_and_none_overtakes(given_jobs: list[tuple[str, str]]) -> None:
     jobs = [Job(folder=Path(f"{number:06}"), words=("prep", "encode", "--device", device), added=0.0,
                 state=state)  # type: ignore[arg-type]
@@ -144,7 +153,8 @@ def test_no_two_jobs_share_a_device_and_none_overtakes(given_jobs: list[tuple[st
 
     def shares(one: Job, other: Job) -> bool:
         every = [set(job.device.split(",")) for job in (one, other)]
-        return bool(every[0] & every[1]) or any(each <= {"", "all"} for each in every)
+        on_cuda = all(job.device.startswith("cuda") for job in (one, other)) and {"cuda"} in every
+        return bool(every[0] & every[1]) or on_cuda or any(each <= {"", "all"} for each in every)
 
     before = [job for job in jobs if job.state == "running"]
     for job in (job for job in jobs if job.state == "waiting"):
@@ -161,8 +171,20 @@ def test_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert again(tmp_path, "1").words == ("train", "run", "--resume", "-o", "run")
 
 
+@pytest.mark.parametrize(("words", "more"), [
+    (("-orun",), ()), (("--output=run",), ()), (("--output", "run"), ()), (("-o", "other", "-o", "run"), ()),
+    (("--device=cuda:1", "-o", "run"), ("--device", "cuda:1"))])
+def test_training_that_goes_on_has_its_directory_and_device(tmp_path: Path, words: tuple[str, ...],
+                                                            more: tuple[str, ...]) -> None:
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    job = add(tmp_path, ("train", "run", "missing.json", *words))
+    (job.folder / "ended.json").write_text('{"code": 130, "stopped": true, "time": 1.0}')
+    assert again(tmp_path, "1").words == ("train", "run", "--resume", "-o", "run", *more)
+
+
 @pytest.mark.parametrize("words", [(), ("prep",), ("ls", "-l"), ("/usr/bin/prep", "scan"), ("prep", "a\0b"),
-                                   ("prep", *"a" * 1000)])
+                                   ("prep", *"a" * 1000), ("prep", "a" * 70_000), ("prep", "jobs", "run", "."),
+                                   ("prep", "studio", ".")])
 def test_other_commands_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         add(tmp_path, words)
@@ -221,6 +243,13 @@ def test_queue_from_a_terminal(prep, tmp_path: Path) -> None:  # type: ignore[no
     assert prep("jobs", "first", tmp_path, "2").code == 0
     assert prep("jobs", "remove", tmp_path, "2").code == 0
     assert prep("jobs", "stop", tmp_path, "1").code == 2
+
+
+def test_exit_code_tells_of_what_was_run_now(prep, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    add(tmp_path, ("prep", "scan", "missing"))
+    assert prep("jobs", "run", tmp_path).code == 1
+    add(tmp_path, QUICK)
+    assert prep("jobs", "run", tmp_path).code == 0
 
 
 def test_missing_project_and_job(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from viewing import Viewing, studio_here
@@ -13,8 +17,10 @@ from viewing import Viewing, studio_here
 from prep.cli.forms import forms_of
 from prep.demo import write_demo
 from prep.jobs.queue import add, job_of, jobs_of
+from prep.studio.looks import Looks
 from prep.studio.project import read_project
 from prep.studio.steps import STEPS, next_step
+from prep.view.guard import App, Receive, Scope, Send
 
 PATIENCE = 60.0  # seconds, on a busy machine
 FORMS = [form for program in ("prep", "train")
@@ -93,12 +99,22 @@ def test_pages_of_jobs_have_tags_that_change_with_them(studio: Viewing, tmp_path
 def test_queue_waits_for_a_person_if_it_was_there_before(tmp_path: Path) -> None:
     add(tmp_path, ("prep", "codes"))
     with studio_here(tmp_path, FORMS) as running:
-        assert "The queue is paused" in running.get("/jobs").text
+        for path in ("/", "/jobs", "/jobs/1"):
+            assert "The queue is paused" in running.get(path).text
         time.sleep(1.5)
         assert [job.state for job in jobs_of(tmp_path)] == ["waiting"]
         running.post("/queue/start")
         wait_for(lambda: job_of(tmp_path, "1").is_over)
+        assert "The queue is paused" not in running.get("/jobs/1").text
     assert job_of(tmp_path, "1").state == "done"
+
+
+def test_lost_job_is_explained(studio: Viewing, tmp_path: Path) -> None:
+    studio.post("/queue/pause")
+    job = add(tmp_path, ("prep", "codes"))
+    (job.folder / "started.json").write_text('{"host": "elsewhere", "time": 1.0}')
+    os.utime(job.folder / "started.json", (1, 1))
+    assert "The process that kept this job is gone" in studio.get("/jobs/1").text
 
 
 def test_jobs_by_json(studio: Viewing, tmp_path: Path) -> None:
@@ -139,3 +155,58 @@ def test_log_of_a_job_is_text(studio: Viewing, tmp_path: Path) -> None:
     page = studio.get("/jobs/1").text
     assert "<script>alert" not in page
     assert "\x1b" not in page
+    assert "xxx" in page  # a line longer than what is shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names and pipes of POSIX")
+def test_names_that_no_address_has_and_pipes_are_left_out(tmp_path: Path) -> None:
+    for name in ("photos", os.fsdecode(b"\xff"), "a\nb"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").touch()
+    for ending in ("json", "toml", "gguf"):
+        os.mkfifo(tmp_path / f"pipe.{ending}")
+    project = read_project(tmp_path)
+    assert (project.pictures, project.manifests, project.models) == (("photos",), (), ())
+    assert (project.recipes, project.settings) == ((), ())
+
+
+def test_words_that_are_no_text_are_told(studio: Viewing, tmp_path: Path) -> None:
+    studio.post("/queue/pause")
+    add(tmp_path, ("prep", "scan", "\udcff"))
+    assert json.loads(studio.get("/api/jobs").body)["jobs"][0]["words"][2] == "\udcff"
+    assert json.loads(studio.get("/api/jobs/1").body)["jobs"][0]["state"] == "waiting"
+    assert "prep scan $&#39;\\udcff&#39;" in studio.get("/jobs/1").text
+
+
+def test_jobs_that_cannot_be_read(studio: Viewing, tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_bytes(b"")
+    for path in ("/", "/jobs"):
+        assert "jobs is a file, expected a directory" in studio.get(path).text
+    refused = studio.post("/api/jobs", b'{"words": ["prep", "codes"]}')
+    assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (409, "path")
+
+
+def test_run_is_opened_once_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory gets a new heartbeat every two seconds."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    opened: list[str] = []
+
+    def open_site(_: Looks, kind: str, name: str) -> tuple[App, Any]:
+        opened.append(name)
+        return _not_called, SimpleNamespace(pictures=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr(Looks, "_opened", open_site)
+    looks = Looks(tmp_path, "", "")
+    for number in range(3):
+        looks._app("runs", "run")
+        (tmp_path / "run" / f"heartbeat-{number}").touch()
+    assert opened == ["run"]
+    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "run" / "run.json").write_text("[]")
+    looks._app("runs", "run")
+    assert opened == ["run", "run"]
+
+
+async def _not_called(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError(scope)

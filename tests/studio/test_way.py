@@ -87,6 +87,23 @@ def test_pages_fit_narrow_windows_and_both_schemes(browser: Browser, tmp_path: P
                     assert browser.complaints() == []
 
 
+def test_command_is_that_of_the_fields_though_answers_are_late(browser: Browser, tmp_path: Path) -> None:
+    with studio_here(tmp_path, FORMS) as running:
+        browser.open(f"{running.url}form/prep-scan")
+        browser.run("""(real => { let asked = 0, late = 0; window.fetch = async (...given) => {
+                    const answer = await real(...given), first = asked++ === 0;
+                    if (first) await new Promise(done => setTimeout(done, 1000));
+                    if (first) setTimeout(() => window.late = true, 100);
+                    return answer; }; })(window.fetch)""")
+        browser.run("document.getElementById('field-source').focus()")
+        browser.type("one")
+        time.sleep(0.5)  # the page has asked for the command
+        browser.type("two")
+        until(browser, "window.late")
+        assert browser.run("document.querySelector('#command code').textContent") == "prep scan onetwo"
+        assert not browser.run("document.getElementById('add').disabled")
+
+
 def test_forms_are_labelled_and_filled_by_keys(browser: Browser, tmp_path: Path) -> None:
     with studio_here(tmp_path, FORMS) as running:
         browser.open(f"{running.url}form/train-run")

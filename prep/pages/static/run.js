@@ -5,6 +5,7 @@ document.documentElement.classList.add("scripted");
 const said = document.getElementById("said");
 const sent = new Map([...document.querySelectorAll("[data-live]")].map(part => [part.id, part.outerHTML]));
 let tag = said.dataset.tag, loaded = performance.now();
+let turn = 0, pending = 0;  // the newest look, whose answer alone is taken; looks that have no answer yet
 
 const brief = seconds => {
   for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]])
@@ -53,17 +54,24 @@ function take(text) {
 }
 
 async function look() {
+  const mine = ++turn;
+  pending++;
   try {
     const answer = await fetch(location.href, {headers: {"if-none-match": tag}});
+    const text = await answer.text();
+    if (mine !== turn) return;
     if (answer.status === 200) {
-      take(await answer.text());
+      take(text);
       tag = answer.headers.get("etag");
     } else if (answer.status !== 304) throw new Error(answer.status);
     document.body.classList.remove("lost");
   } catch {
+    if (mine !== turn) return;
     document.body.classList.add("lost");
     said.textContent = "No answer: does the program still run? This is how it was.";
     return;
+  } finally {
+    pending--;
   }
   if (said.textContent.startsWith("No answer")) said.textContent = "";
 }
@@ -89,7 +97,7 @@ let seen = performance.now();
 setInterval(() => {
   age();
   const every = 1000 * Number(document.getElementById("state").dataset.every);
-  if (!every || document.hidden || performance.now() - seen < every) return;
+  if (!every || document.hidden || pending || performance.now() - seen < every) return;
   seen = performance.now();
   look();
 }, 1000);
