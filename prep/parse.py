@@ -58,7 +58,10 @@ def one_of(value: Any, choices: Iterable[str], where: str) -> str:
 
 def brief(value: Any) -> str:
     """`value` as shown in messages: shortened, because it may come from an untrusted file."""
-    spelled = repr(value[:BRIEF]) if isinstance(value, str) else repr(value)
+    try:
+        spelled = repr(value[:BRIEF]) if isinstance(value, str) else repr(value)
+    except ValueError:  # TOML and YAML spell numbers in hex that have more digits than Python writes
+        return "a number of thousands of digits" if isinstance(value, int) else "a value with such a number"
     return spelled if isinstance(value, str) or len(spelled) <= BRIEF else f"{spelled[:BRIEF]}…"
 
 
@@ -136,7 +139,7 @@ COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128),
 def within(value: float, low: float, high: float, where: str) -> None:
     """Raises `Unparsed` if `value` is outside [low, high]."""
     if not low <= value <= high:
-        raise Unparsed(f"{where} is {value}, expected a number from {low} to {high}")
+        raise Unparsed(f"{where} is {brief(value)}, expected a number from {low} to {high}")
 
 
 def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

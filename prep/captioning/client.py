@@ -106,9 +106,12 @@ def _connection(at: SplitResult) -> tuple[http.client.HTTPConnection, str]:
     """A connection that is not open yet, to the server or to a proxy, and the target of its requests."""
     host, path = at.hostname or "", at.path + (f"?{at.query}" if at.query else "")
     proxy = None if is_this_computer(host) or proxy_bypass(host) else getproxies().get(at.scheme)
-    through = None if proxy is None else urlsplit(proxy if "//" in proxy else f"//{proxy}")
     own = at.port or {"http": http.client.HTTP_PORT, "https": http.client.HTTPS_PORT}[at.scheme]
-    first, port = (host, own) if through is None else (through.hostname or "", through.port or 80)
+    try:
+        through = None if proxy is None else urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        first, port = (host, own) if through is None else (through.hostname or "", through.port or 80)
+    except ValueError:
+        raise NoAnswer(f"{at.scheme.upper()}_PROXY is no address") from None
     if at.scheme == "http":
         return (http.client.HTTPConnection(first, port, timeout=CONNECTING),
                 path if through is None else at.geturl())

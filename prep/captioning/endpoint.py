@@ -22,19 +22,20 @@ from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from prep.captioning.client import Client, NoAnswer, Reply, is_this_computer
-from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered
+from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered, spoken
 from prep.errors import ModelError, UsageError
 from prep.formatting import counted, printable
 
 KEY = "OPENAI_API_KEY"
+SHORTEST_KEY = 8  # characters; shorter ones, like "none", are for servers that ask for no key
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two attempts, as long as the server does not say
-MOST_WAIT = 600.0  # seconds that a server may ask to wait, in all for one picture
+LEAST_WAIT, MOST_WAIT = 0.1, 600.0  # seconds that a server may ask to wait, in all for one picture
 MOST_IN_A_ROW = 3  # pictures without an answer, after which the server counts as down
 PASSING = {408, 409, 425, 429}  # statuses of HTTP besides 5xx
 SPENT = {"insufficient_quota", "billing_hard_limit_reached"}  # codes of 429 that no pause helps
 FILTERED = {"content_filter", "content_policy_violation"}  # codes of 400: what the picture shows is refused
 CHAT = "/chat/completions"
-_THOUGHTS = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+MOST_SAID = 300  # characters of what a server says of a failure
 
 
 class _Passing(Exception):
@@ -48,13 +49,15 @@ class _Passing(Exception):
 def chat_address(endpoint: str) -> str:
     """The address that requests go to: http://localhost:11434, …/v1 and …/v1/chat/completions are the same. Raises
     `UsageError`."""
-    at = urlsplit(endpoint)
     try:
-        usable = at.scheme in ("http", "https") and bool(at.hostname) and at.port != 0
-    except ValueError:  # a port that is no number
-        usable = False
-    if not usable or at.username is not None or at.fragment or not endpoint.isascii() or not endpoint.isprintable():
-        shown = "an address with a name or key in it" if at.username is not None else f"'{printable(endpoint)}'"
+        at = urlsplit(endpoint)
+        named = at.username is not None
+        usable = at.scheme in ("http", "https") and bool(at.hostname) and at.port != 0 and not (named or at.fragment)
+    except ValueError:  # a port that is no number, or half a bracket
+        usable, named = False, "@" in endpoint
+    if not usable or " " in endpoint or not endpoint.isascii() or not endpoint.isprintable():
+        bare, *more = re.split(r"(?<=[?#])", endpoint, maxsplit=1)  # behind which there may be a key
+        shown = "an address with a name or key in it" if named else f"'{printable(bare)}{'…' * any(more)}'"
         raise UsageError(f"--endpoint is {shown}, expected an address like http://localhost:8000/v1",
                          hint=f"a key is read from {KEY} alone")
     path = at.path.rstrip("/")
@@ -155,16 +158,17 @@ class Endpoint:
 
     def _asked(self, picture: Prepared, prompt: str) -> Answer | Unanswered:
         """One attempt. Raises `_Passing`, `ModelError`, `Stopped`."""
+        options = self._options  # which another thread may replace meanwhile
         try:
-            reply = self._client.post(_body(picture, prompt, self._options))
+            reply = self._client.post(_body(picture, prompt, options))
         except NoAnswer as error:
-            raise _Passing(str(error)) from None
+            raise _Passing(self._shown(str(error))) from None
         if 200 <= reply.status < 300:
             return _parsed(reply.body)
         said, code = self._complaint(reply)
-        if reply.status == 400 and "max_completion_tokens" in said and "max_tokens" in self._options:
+        if reply.status == 400 and "max_completion_tokens" in said and "max_tokens" in options:
             self._options = {("max_completion_tokens" if name == "max_tokens" else name): value
-                             for name, value in self._options.items()}  # which newer models of OpenAI ask for
+                             for name, value in options.items()}  # which newer models of OpenAI ask for
             return self._asked(picture, prompt)
         if code in FILTERED:
             return Answer(text=said, refused=True)
@@ -177,8 +181,7 @@ class Endpoint:
     def _refusal(self, reply: Reply, said: str) -> ModelError:
         """The error for a status that every request will have."""
         if 300 <= reply.status < 400:
-            other = urlsplit(reply.headers.get("location", "")).netloc or "another address"
-            return ModelError(f"{self._at} sends on to {printable(other)}, which is not followed",
+            return ModelError(f"{self._at} sends on to {self._host(reply)}, which is not followed",
                               hint="if that is right, name that address: --endpoint URL")
         hint = {401: f"set {KEY} to a key of this server" if not self._key else f"check the key in {KEY}",
                 403: f"check what the key in {KEY} may do",
@@ -190,13 +193,26 @@ class Endpoint:
         """(message, code) of an error's document: {"error": {"message": …, "code": …}}, or much like it."""
         try:
             document = json.loads(reply.body)
+            error = document.get("error", document) if isinstance(document, dict) else document
+            said = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
+            code = error.get("code", "") if isinstance(error, dict) else ""
+            return self._shown(str(said)), str(code)
         except (ValueError, RecursionError):
             return "", ""
-        error = document.get("error", document) if isinstance(document, dict) else document
-        said = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
-        code = error.get("code", "") if isinstance(error, dict) else ""
-        text = " ".join(str(said).split())[:300]
-        return printable(text.replace(self._key, "…") if self._key else text), str(code)
+
+    def _host(self, reply: Reply) -> str:
+        """Where a redirect leads, for people."""
+        try:
+            return self._shown(urlsplit(reply.headers.get("location", "")).netloc.rpartition("@")[2]
+                               ) or "another address"
+        except ValueError:
+            return "another address"
+
+    def _shown(self, text: str) -> str:
+        """The beginning of what a server said, on one line, without the key."""
+        line = " ".join(text.split())
+        secret = len(self._key) >= SHORTEST_KEY
+        return printable((line.replace(self._key, "…") if secret else line)[:MOST_SAID])
 
 
 def _body(picture: Prepared, prompt: str, options: Mapping[str, Any]) -> bytes:
@@ -214,10 +230,11 @@ def _parsed(body: bytes) -> Answer:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise _Passing("the answer is no chat completion") from None
     if isinstance(refusal, str) and refusal.strip():
-        return Answer(text=_on_one_line(refusal), refused=True)
+        return Answer(text=spoken(refusal), refused=True)
     if isinstance(content, list):  # parts
-        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    text = _on_one_line(_THOUGHTS.sub(" ", content)) if isinstance(content, str) else ""
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = " ".join(text for text in texts if isinstance(text, str))
+    text = spoken(content) if isinstance(content, str) else ""
     if ending == "content_filter":
         return Answer(text=text, refused=True)
     if not text:
@@ -226,15 +243,12 @@ def _parsed(body: bytes) -> Answer:
     return Answer(text=text, cut=ending == "length")
 
 
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that `Retry-After` asks to wait, given as a number or as a date; 0 without one."""
+    """The seconds that `Retry-After` asks to wait, given as a number or as a date; 0 without one, or for too few."""
     text = headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(text)) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else max(
-            0.0, parsedate_to_datetime(text).timestamp() - time.time())
+        seconds = float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else (
+            parsedate_to_datetime(text).timestamp() - time.time())
+        return seconds if seconds >= LEAST_WAIT else 0.0
     except (ValueError, OverflowError):
         return 0.0

@@ -6,12 +6,22 @@ asked about, what is remembered, where captions are written) is the same for eac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 PROMPT = ("Describe this image in one paragraph: the subject, what it does, the surroundings, the composition, the "
           "style, the light and the colors. Write only the description.")
+
+
+# What models think before they answer; of some, the template of the prompt has the beginning.
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)|\A(?:(?!<think>).)*?</think>", re.DOTALL)
+
+
+def spoken(text: str) -> str:
+    """What a model said on one line, without its thoughts."""
+    return " ".join(_THOUGHTS.sub(" ", text).split())
 
 
 class Stopped(Exception):

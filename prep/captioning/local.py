@@ -8,7 +8,6 @@ as it is. Qwen-VL's pictures are prepared by Pillow, since the library's own way
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from threading import Event, Lock
 from typing import Any, Literal
@@ -18,12 +17,12 @@ import torch
 import transformers
 from transformers import StoppingCriteria
 
-from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered
+from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered, spoken
 from prep.digest import digest_bytes, digest_json
 from prep.errors import ModelError, OutOfMemoryError, Problem
 from prep.fs.untrusted import read_regular
 from prep.models.device.memory import FittingBatches, move
-from prep.models.files import TOKENIZER_BYTES, ComponentFiles
+from prep.models.files import TOKENIZER_BYTES, ComponentFiles, parse_config
 from prep.models.fingerprint import FileDigest, digest_weighted
 from prep.models.hub import SINGLE, locate_directory
 from prep.models.loading import dtype_keyword, load_part, load_transformers, quiet_transformers, said
@@ -132,7 +131,7 @@ class LocalModel:
         ends, forced = model.generation_config.eos_token_id, model.generation_config.forced_eos_token_id
         last = {ends} if isinstance(ends, int) else set(ends or ())
         full, own = made_BL.shape[1] >= self._options["max_new_tokens"], None if forced is None else -1
-        return [Answer(text=" ".join(text.split()), cut=full and not last & set(row[:own].tolist()))
+        return [Answer(text=spoken(text), cut=full and not last & set(row[:own].tolist()))
                 for text, row in zip(reader.texts(made_BL), made_BL, strict=True)]
 
     def _load(self) -> tuple[Any, Reader]:
@@ -219,7 +218,8 @@ def _template_of(files: ComponentFiles) -> str:
     try:
         return read_regular(files.folder / TEMPLATE, TOKENIZER_BYTES).decode()
     except FileNotFoundError:
-        found = [json.loads(files.small[name]).get("chat_template") for name in _TEMPLATES if name in files.small]
+        found = [parse_config(files.small[name], files.folder / name).get("chat_template") for name in _TEMPLATES
+                 if name in files.small]
         return next((text for text in found if isinstance(text, str)), "")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"the chat template {files.folder / TEMPLATE} cannot be read: {error}",

@@ -66,7 +66,7 @@ def survey(recipe: Recipe, *, jobs: int, progress: Progress) -> tuple[Sequence[K
 
 def _as_stored(recipe: Recipe) -> Recipe:
     """The recipe without what changes captions, and without what refuses pictures for their masks or references."""
-    plain = CaptionOptions(missing="empty", variants=1)
+    plain = CaptionOptions(missing="empty", variants=1, keep_separator="")
     return replace(recipe, caption=plain, mask_resize="allow", missing_reference="none",
                    image=replace(recipe.image, crop="centre"),
                    sources=tuple(replace(source, caption=None, missing_reference="none") for source in recipe.sources))
@@ -78,7 +78,8 @@ def plan(items: Sequence[KnownItem], findings: Sequence[Finding], places: EditPl
     """The pictures to ask about; `replaced`: also those with a caption of a person. Of those that share the place of
     their caption, the first. `beside`: captions by label, without any edit; needed if they decide new ones."""
     asked: dict[str, Asked] = {}
-    kept = same = 0
+    count = same = 0
+    kept = dict[str, str]()  # labels of pictures with a caption of a person, by its place
     faults, entries = list(findings), caption_entries(log.entries())
     for known in items:
         try:
@@ -86,21 +87,26 @@ def plan(items: Sequence[KnownItem], findings: Sequence[Finding], places: EditPl
             disk = digest_at(place, known.item)
             first = first_made(entries.get(place.name, ()), disk)
             old = _old(known, first, log, beside) if wording.uses_old else ()
-        except (Refused, OSError) as error:
+            one = _asked(known, place, disk, old, engine, wording, side, alpha)
+        except (Refused, BadCaption, OSError) as error:
             faults.append(_not_asked(known.item, error))
             continue
-        one = _asked(known, place, disk, old, engine, wording, side, alpha)
         if first is not None and one.how in {entry.how for entry in entries[place.name] if entry.after == disk}:
             same += 1
         elif first is None and not replaced and texts_of(known):
-            kept += 1
+            kept[place.name] = known.item.label
+            count += 1
         else:
             asked.setdefault(place.name, one)
-    return CaptionPlan(asked=tuple(asked.values()), kept=kept, made=same, pictures=len(items), findings=tuple(faults))
+    for name in kept.keys() & asked.keys():  # pictures with one name, of which a table has captions of some
+        faults.append(Finding(path=asked.pop(name).known.item.label, code="not-captioned", severity="error",
+                              detail=f"its caption would also be that of {kept[name]}, which a person wrote"))
+    return CaptionPlan(asked=tuple(asked.values()), kept=count, made=same, pictures=len(items), findings=tuple(faults))
 
 
 def _asked(known: KnownItem, place: EditPlace, disk: str, old: tuple[str, ...], engine: Engine, wording: Wording,
            side: int, alpha: str) -> Asked:
+    """Raises `BadCaption` for names that no caption can have."""
     prompts = wording.asked_of(known.item, old)
     keys = tuple(digest_json({"kind": "caption", "meaning": MEANING, "picture": known.picture, "side": side,
                               "alpha": alpha, "prompt": prompt, **engine.identity}) for prompt in prompts)
@@ -127,7 +133,10 @@ def texts_of(known: KnownItem) -> tuple[str, ...]:
     return tuple(text for text, _ in known.captions if text)
 
 
-def _not_asked(item: Item, error: Refused | OSError) -> Finding:
+def _not_asked(item: Item, error: Refused | BadCaption | OSError) -> Finding:
+    if isinstance(error, BadCaption):
+        return Finding(path=item.label, code=error.code, severity="error",
+                       detail=f"{error.detail}: from the names of its file or directory")
     if isinstance(error, Refused):
         return Finding(path=item.label, code="not-captioned", severity="error", detail=error.message)
     return Finding(path=item.label, code=error_code(error), severity="error",

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from prep.captions.options import CaptionOptions
-from prep.captions.read import judge_captions
+from prep.captions.read import BadCaption, judge_captions
 from prep.captions.variants import variants_of
 from prep.dataset.ingest import caption_from_name, words_of
 from prep.errors import UsageError
+from prep.formatting import printable
 from prep.parse import suggest
 from prep.recipe.layout import REPEATED
 from prep.sources.item import Item
@@ -40,9 +41,14 @@ class Wording:
                     if name not in fields:
                         raise UsageError(f"{option} has '{{{name}}}', expected one of: "
                                          f"{', '.join(f'{{{field}}}' for field in fields)}{suggest(name, fields)}")
+        for option, text in (("--template", self.template), ("--trigger", self.trigger)):
+            try:
+                judge_captions([text])
+            except BadCaption as error:
+                raise UsageError(f"{option} {error.detail.removeprefix('caption ')}") from None
         if CAPTION not in self.template:
-            raise UsageError(f"--template is '{self.template}', expected one with {CAPTION}, which is what the model "
-                             "says")
+            raise UsageError(f"--template is '{printable(self.template)}', expected one with {CAPTION}, which is what "
+                             "the model says")
 
     @property
     def uses_old(self) -> bool:
@@ -58,7 +64,8 @@ class Wording:
         """The caption of a picture about which a model `said` something. Raises `BadCaption`."""
         text = _filled(self.template, {**_parts(item, old), "caption": said})
         lines = judge_captions([text if self.template == CAPTION else _GAP.sub(",", text).strip(" ,")])[0]
-        return variants_of(lines, CaptionOptions(trigger=self.trigger))[0][0] if lines else ""
+        options = CaptionOptions(trigger=" ".join(self.trigger.split()), keep_separator="")
+        return variants_of(lines, options)[0][0] if lines else ""
 
 
 def _parts(item: Item, old: Sequence[str]) -> dict[str, str]:

@@ -71,10 +71,12 @@ class Writer:
         self._answers[answer.text] += 1
         self._said.append((label, answer.text))
         try:
-            return [self.wording.caption_of(asked.known.item, asked.old, answer.text)]
+            if line := self.wording.caption_of(asked.known.item, asked.old, answer.text):
+                return [line]
+            self.findings.append(finding(label, "empty-caption", f"the model said '{_start(answer.text)}'"))
         except BadCaption as error:
             self.findings.append(finding(label, error.code, f"the answer's {error.detail}"))
-            return []
+        return []
 
     def _write(self, asked: Asked, label: str, lines: tuple[str, ...]) -> None:
         place, data = asked.place, "".join(f"{line}\n" for line in lines).encode()
@@ -92,7 +94,8 @@ class Writer:
                 folder.write(place.file, data)
         except OSError as error:
             raise PathError(f"cannot write caption {place.path}: {error.strerror or error}",
-                            hint="then run the same command again; what models said is remembered") from None
+                            hint="free space, or allow writing there, then run the same command again; what models "
+                            "said is remembered") from None
         self.written.append((label, lines))
 
 

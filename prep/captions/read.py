@@ -54,7 +54,7 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Caption
     for text in texts:
         if controls := _CONTROL.findall(text):
             raise BadCaption("caption-control-characters",
-                             f"caption has {len(controls)} control characters, expected plain text")
+                             f"caption has {counted(len(controls), 'control character')}, expected plain text")
         if halves := HALF.findall(text):
             raise BadCaption("caption-encoding", f"caption has {counted(len(halves), 'unpaired surrogate')}, expected "
                              "valid Unicode")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prep.buckets.sizes import MOST_RESOLUTION
@@ -36,7 +37,7 @@ def resolution_check(value: Any, where: str) -> int | tuple[int, ...]:
 
 
 def _side(value: Any, where: str) -> int:
-    within(expect(value, int, where), 8, MOST_RESOLUTION, where.partition("[")[0])
+    within(expect(value, int, where), 8, MOST_RESOLUTION, re.sub(r"\[\d+\]$", "", where))
     return int(value)
 
 

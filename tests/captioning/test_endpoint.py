@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 
 import pytest
@@ -44,7 +45,8 @@ def test_addresses(given, address):
 
 
 @pytest.mark.parametrize("given", ["localhost:8000", "ftp://host/v1", "http://", "http://host:x", "http://host\n/v1",
-                                   f"http://me:{SECRET}@host/v1"])
+                                   "http://[::1", "http://a b/v1", f"http://me:{SECRET}@host/v1",
+                                   f"https://host/v1?key={SECRET}#x", f"http://me:{SECRET}@[host"])
 def test_what_is_no_address(given):
     with pytest.raises(UsageError, match="expected an address like http://localhost:8000/v1") as error:
         chat_address(given)
@@ -155,6 +157,19 @@ def test_a_redirect_is_not_followed():
         assert len(asked) == 1 and not other.asked
 
 
+@pytest.mark.parametrize(("location", "shown"), [("http://[", "another address"), ("/v2", "another address"),
+                                                 (f"http://{SECRET}@far/v1", "far"), (f"http://{SECRET}/v1", "…")])
+def test_a_redirect_to_anywhere_is_one_error_without_the_key(location, shown):
+    error, _ = refusal(lambda *_: Reply(status=302, headers={"Location": location}), key=SECRET)
+    assert f"sends on to {shown}, which is not followed" in error.message and SECRET not in error.message
+
+
+@pytest.mark.parametrize("said", [f"{'x ' * 145}{SECRET}", f"{'x' * 290} {SECRET} and more"])
+def test_no_part_of_the_key_is_shown_where_a_message_is_cut(said):
+    error, _ = refusal(lambda *_: Reply(status=401, body=failure(said)), key=SECRET)
+    assert SECRET[:3] not in error.message and len(error.message) < 400
+
+
 def test_a_picture_that_is_refused_after_others_were_answered():
     with ChatServer(lambda request, before: "a cat" if not before else Reply(status=400, body=failure("too small"))
                     ) as server:
@@ -176,6 +191,9 @@ def test_answers_of_other_forms():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "cat"}]
     assert ask(lambda *_: Reply(body=completion(parts)))[0] == Answer(text="a cat")
     assert ask(lambda *_: "<think>it\nmeows</think>\na cat")[0] == Answer(text="a cat")
+    assert ask(lambda *_: "it\nmeows</think>a cat <think>done")[0] == Answer(text="a cat")
+    odd = [{"type": "text", "text": None}, {"type": "text", "text": {"a": 1}}, 3, {"type": "text", "text": "a cat"}]
+    assert ask(lambda *_: Reply(body=completion(odd)))[0] == Answer(text="a cat")
     assert ask(lambda *_: Reply(body=completion("a cat on", "length")))[0] == Answer(text="a cat on", cut=True)
     error, _ = refusal(lambda *_: Reply(body=completion("<think>so", "length")), retries=0)
     assert "all its tokens went into thinking, raise --max-tokens" in error.message
@@ -191,6 +209,26 @@ def test_newer_models_that_count_tokens_by_another_name():
         for _ in range(2):
             assert engine.answer([PICTURE], ["what?"]) == [Answer(text="a cat")]
         assert len(server.asked) == 3 and server.asked[2].document["max_completion_tokens"] == 50
+
+
+def test_all_threads_may_learn_the_other_name_at_once():
+    said, both = "Use 'max_completion_tokens' instead.", threading.Barrier(2, timeout=10)
+
+    def rule(request, before):
+        if "max_tokens" not in request.document:
+            return "a cat"
+        both.wait()  # each is asked before the other is answered
+        return Reply(status=400, body=failure(said))
+
+    with ChatServer(rule) as server, ThreadPoolExecutor(2) as pool:
+        engine = engine_of(server)
+        answers = [pool.submit(engine.answer, [PICTURE], ["what?"]) for _ in range(2)]
+        assert [each.result() for each in answers] == [[Answer(text="a cat")]] * 2
+
+
+def test_waits_that_are_next_to_none_are_failures():
+    error, asked = refusal(lambda *_: Reply(status=429, headers={"Retry-After": "0.0001"}), retries=2)
+    assert "asked 3 times" in error.message and len(asked) == 3
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -213,6 +251,15 @@ def test_proxies_are_those_of_the_environment_but_not_for_this_computer(monkeypa
         assert far.answer([PICTURE], ["what?"]) == [Answer(text="by the proxy")]
         assert proxy.asked[0].path == "http://models.invalid:81/v1/chat/completions"
         assert ask(lambda *_: "itself")[0] == Answer(text="itself")
+
+
+def test_a_proxy_that_is_no_address(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://proxy:port")
+    far = Endpoint(chat_address("http://models.invalid"), model="m", key="", concurrency=1, timeout=5, retries=0,
+                   max_tokens=9, temperature=None)
+    with pytest.raises(ModelError, match="gives no answers: HTTP_PROXY is no address"):
+        far.answer([PICTURE], ["what?"])
 
 
 def test_where_pictures_go_is_said():

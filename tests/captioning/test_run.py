@@ -110,6 +110,36 @@ def test_what_a_person_wrote_stays_unless_it_is_to_be_replaced(prep, bare, edits
     assert (bare / "1.txt").read_text() == "written by hand\n"
 
 
+@pytest.mark.parametrize(("option", "text"), [("--template", "\x01{caption}"), ("--trigger", "a\x07")])
+def test_words_that_no_caption_can_have_are_refused(prep, bare, edits, option, text):
+    with ChatServer() as server:
+        result = prep(*call(server, bare, option, text))
+        assert result.code == 2 and f"{option} has 1 control character, expected plain text" in result.err
+        assert prep(*call(server, bare, "--trigger", "two\nwords")).code == 0
+    assert texts(edits)["0.txt"] == "two words, a picture\n"
+
+
+def test_a_name_that_no_caption_can_have_costs_one_picture(prep, bare, edits):
+    (bare / "4.png").rename(bare / "4\x01.png")
+    with ChatServer() as server:
+        result = prep(*call(server, bare, "--template", "{name}, {caption}"))
+    assert "caption-control-characters" in result.out and "from the names of its file or directory" in result.out
+    assert set(texts(edits)) == {"0.txt", "10_grey_cats/2.txt", "10_grey_cats/3.txt"}
+
+
+def test_an_answer_that_leaves_nothing_is_not_written(prep, bare, edits):
+    with ChatServer(lambda *_: ",") as server:
+        result = prep(*call(server, bare, "--template", "{caption},"))
+    assert "empty-caption" in result.out and "the model said ','" in result.out and not edits.exists()
+
+
+def test_what_separates_fixed_tags_stays(prep, bare, edits):
+    (bare / "1.txt").write_text("sks ||| a, b\n")
+    with ChatServer() as server:
+        assert prep(*call(server, bare, "--replace", "--template", "{old}, {caption}")).code == 0
+    assert texts(edits)["1.txt"] == "sks ||| a, b, a picture\n"
+
+
 def test_captions_of_before_do_not_pile_up(prep, bare, edits):
     """{old} is what a person wrote, also once a model has replaced it."""
     words = ("--replace", "--template", "{old}, {caption}")
@@ -126,6 +156,15 @@ def test_captions_of_tables_are_kept_too(prep, bare, edits):
     (bare / "metadata.jsonl").write_text(json.dumps({"file_name": "0.png", "text": "of the table"}) + "\n")
     with ChatServer() as server:
         assert "2 existing kept" in prep(*call(server, bare)).out and "0.txt" not in texts(edits)
+
+
+def test_a_caption_in_a_table_is_not_hidden_by_that_of_another_picture_with_its_name(prep, bare, edits):
+    (bare / "metadata.jsonl").write_text(json.dumps({"file_name": "0.png", "text": "of the table"}) + "\n")
+    draw(bare / "0.jpg", (96, 64), seed=9)
+    with ChatServer() as server:
+        result = prep(*call(server, bare))
+    assert result.code == 1 and "its caption would also be that of 0.png, which a person wrote" in result.out
+    assert "0.txt" not in texts(edits) and "4.txt" in texts(edits)
 
 
 def test_sidecars_on_request(prep, bare, edits):

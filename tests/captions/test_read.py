@@ -47,7 +47,7 @@ def test_json_of_other_keys_is_no_caption():
     [(b"caf\xe9 noir", "caption-encoding", "byte 3 of the caption is e9, expected UTF-8 text"),
      (b"\xff\xfea", "caption-encoding", "byte 0 of the caption is 61, expected UTF-16-LE text"),
      (b"a\0cat\0", "caption-control-characters", "caption has 2 control characters, expected plain text"),
-     (b"a \x1b[31mcat", "caption-control-characters", "caption has 1 control characters")],
+     (b"a \x1b[31mcat", "caption-control-characters", "caption has 1 control character, expected plain")],
 )  # fmt: skip
 def test_bad_captions(data, code, says):
     with pytest.raises(BadCaption) as caught:

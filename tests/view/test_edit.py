@@ -437,8 +437,8 @@ def test_what_is_too_large(server, edits):
 
 
 NO_CAPTIONS = (
-    (b"\xff\xfe", "the captions are not UTF-8"), (b"a\x00b", "caption has 1 control characters, expected plain text"),
-    (b"\x1b[31m", "caption has 1 control characters"),
+    (b"\xff\xfe", "the captions are not UTF-8"), (b"a\x00b", "caption has 1 control character, expected plain text"),
+    (b"\x1b[31m", "caption has 1 control character"),
 )
 NO_MASKS = (b"", b"GIF89a", png(size=(96, 96)), png(size=(192, 160)), painted()[:200],
             b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\0\0\0\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,8 +59,10 @@ def _require_no_paths(name: str, path: Path, run: Path) -> None:
     """Raises `PathError` if a file names the user's home, or the directory of the run: titles and descriptions are free
     texts, and configs of models are others'."""
     text = "\n".join(_texts(path))
+    text += "\n" + re.sub(r"\\(\W|_)", r"\1", text)  # as Markdown shows it
     for folder in {Path.home(), run.absolute(), run.resolve()}:
-        if folder.parent != folder and re.search(rf"{re.escape(str(folder))}(?![\w.-])", text):
+        spelled = {str(folder), json.dumps(str(folder))[1:-1]}
+        if folder.parent != folder and re.search(rf"(?:{'|'.join(map(re.escape, spelled))})(?![\w.-])", text):
             raise PathError(f"{name} of the run names {folder}, which is a directory of this computer",
                             hint="change that text there, or, if it is a setting, continue the run with another: "
                             f"train run --resume -o {shell_name(str(run))}")

@@ -35,6 +35,7 @@ KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset
          "Civitai's training parameters (engine, networkDim)")
 MOST_YAML = 1 << 20  # bytes; its parser is slow
 MOST_DEEP = 100  # of collections in one another
+MOST_DIGITS = 4300  # of a number: YAML's with colons (1:30:00) take time with their square
 
 
 def convert(path: Path) -> ConvertedRecipe:
@@ -118,21 +119,32 @@ def _yaml(text: str) -> Any:
         raise Unparsed(f"it is YAML of more than {MOST_YAML} characters")
     try:
         _check_events(yaml.parse(text, yaml.SafeLoader))
-        return yaml.safe_load(text)
+        return _keys_as_texts(yaml.safe_load(text))
     except Unparsed:
         raise
+    except (LookupError, AttributeError):  # of the library
+        raise Unparsed("it is YAML with a value that its tag does not have, like !!bool maybe") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Unparsed(f"it is not YAML: {' '.join(str(error).split())[:200]}") from None
 
 
+def _keys_as_texts(value: Any) -> Any:
+    """The document with keys as JSON and TOML have them: YAML's may be numbers, dates or nothing."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else brief(key): _keys_as_texts(inner) for key, inner in value.items()}
+    return [_keys_as_texts(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _check_events(events: Iterable[yaml.Event]) -> None:
-    """Raises `Unparsed` for aliases, deep nesting, and a key that is in a mapping twice, of which YAML keeps the last.
-    """
+    """Raises `Unparsed` for aliases, deep nesting, very long numbers, and a key that is in a mapping twice, of which
+    YAML keeps the last."""
     inside: list[set[str] | None] = []  # for each open collection, the keys of a mapping
     expects_key: list[bool] = []  # whether its next node is a key; alternates in a mapping
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             raise Unparsed("it has aliases (*name), expected YAML without")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MOST_DIGITS and _DIGITS.fullmatch(event.value):
+            raise Unparsed(f"it has a number of more than {MOST_DIGITS} digits")
         keys = inside[-1] if inside else None
         if keys is not None and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             if expects_key[-1] and isinstance(event, yaml.ScalarEvent):
@@ -150,6 +162,7 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             expects_key.pop()
 
 
+_DIGITS = re.compile(r"[-+]?[0-9_:.]+")
 _YAML = re.compile(r"^job\s*:", re.MULTILINE)
 _JSON = re.compile(r"\s*(\{|\[\s*\{)")
 _TOML = re.compile(r"""^[ \t]*(\[\[?[\w ."'-]+\]\]?[ \t]*(#.*)?$|[\w."'-]+[ \t]*=)""", re.MULTILINE)

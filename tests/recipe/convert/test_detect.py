@@ -94,3 +94,29 @@ def test_any_document_is_converted_or_refused(convert_json, document):
         assert convert_json(document).recipe.sources
     except Problem as error:
         assert error.message
+
+
+HEX = f"0x{'f' * 5000}"  # more digits than Python writes
+JOB = "job: extension\nconfig:\n  process:\n  - type: sd_trainer\n    datasets:\n    - folder_path: {}\n      {}\n"
+
+
+@pytest.mark.parametrize("value", ["!!int ''", "!!bool maybe", "!!timestamp soon", "!!float ''"])
+def test_yaml_s_tags_on_values_that_they_do_not_have(convert_text, value):
+    with pytest.raises(ConfigError, match="it is YAML with a value that its tag does not have"):
+        convert_text(f"job: extension\nname: {value}\n", "x.yaml")
+
+
+def test_numbers_that_are_not_for_people(convert_text, tmp_path):
+    with pytest.raises(ConfigError, match="it has a number of more than 4300 digits"):
+        convert_text(f"job: extension\nname: 1{':59' * 200_000}\n", "x.yaml")
+    with pytest.raises(ConfigError, match=r"datasets\[0\]\.resolution is a number of thousands of digits, expected a"):
+        convert_text(JOB.format(tmp_path, f"resolution: {HEX}"), "x.yaml")
+    assert "a number of thousands of digits: unknown setting" in " ".join(
+        note.text for note in convert_text(JOB.format(tmp_path, f"zz: {HEX}"), "x.yaml").notes)
+    assert convert_text(f"[[datasets]]\nzz = {HEX}\n[[datasets.subsets]]\nimage_dir = '.'\n", "x.toml").notes
+
+
+def test_keys_of_yaml_that_are_no_texts(convert_text, tmp_path):
+    converted = convert_text(f"1: 2\nnull: 3\n{JOB.format(tmp_path, '2026-01-01: 5')}    4: 4\n    zz: 5\n", "x.yaml")
+    assert any("datasets[0].datetime.date" in note.text for note in converted.notes)
+    assert any("4 = 4, zz = 5" in note.text for note in converted.training.notes)

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from prep.errors import PathError
+from train.card import escaped
 from train.report.push import files_of
 
 # huggingface_hub 2.4 sends files in a way that its library for HTTP would like to be another.
@@ -170,3 +171,15 @@ def test_no_directory_of_this_computer_is_uploaded(run, monkeypatch, name):
                 files_of(run, samples=True)
         else:
             assert name in files_of(run, samples=True).files
+
+
+@pytest.mark.parametrize(("name", "spelled"), [("README.md", escaped), ("README.md", str),
+                                               ("unet/config.json", json.dumps)])
+def test_also_where_its_characters_are_escaped(run, monkeypatch, name, spelled):
+    home = run.parent / "josé-anna_b"
+    monkeypatch.setattr(Path, "home", lambda: home)
+    (run / "lora.safetensors").unlink()
+    (run / "unet").mkdir()
+    (run / name).write_text(spelled(f"see {home}/models"))
+    with pytest.raises(PathError, match=r"of the run names .*josé-anna_b, which is a directory of this computer"):
+        files_of(run, samples=True)

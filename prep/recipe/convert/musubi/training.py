@@ -50,8 +50,8 @@ _WORDS: Mapping[str, str] = {
     "turbo_dit": "in train.toml, [sample] model is another model that draws the pictures",
     "sample_at_first": "pictures are drawn after the steps of sample.every, never before the first",
     "resume": "train run --resume continues a run",
-    **dict.fromkeys(("huggingface_repo_id", "huggingface_repo_type", "async_upload"), "upload the result with hf "
-                    "upload"),
+    **dict.fromkeys(("huggingface_repo_id", "huggingface_repo_type", "async_upload"), "upload the result with "
+                    "train push"),
 }
 _QUIET = ("network_module", "save_state", "save_precision", "flow_shift", "guidance_scale")
 _METADATA: Mapping[str, str] = {"metadata_title": "result.title", "metadata_author": "result.author",
