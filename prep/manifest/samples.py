@@ -31,6 +31,7 @@ from prep.manifest.tables import (
     samples_schema,
 )
 
+BLOCK = 1 << 12  # samples that are made into columns at a time
 NO_PROMPT = ""  # the caption of the last text of a sample whose references the text encoder sees, of weight 0
 
 
@@ -211,7 +212,7 @@ def build_samples(samples: Iterable[Sample], buckets: Sequence[BucketShape], ref
     numbers, schema = {bucket: number for number, bucket in enumerate(buckets)}, samples_schema(buckets)
     ordered = iter(in_table_order(samples))
     batches = []
-    while block := list(islice(ordered, BATCH_ROWS)):
+    while block := list(islice(ordered, BLOCK)):
         columns = {
             "id": _digests(sample.id for sample in block), "picture": _digests(sample.picture for sample in block),
             "name": [sample.name for sample in block], "role": [sample.role for sample in block],

@@ -93,7 +93,7 @@ def test_samples_as_columns() -> None:
 
 
 def test_columns_across_record_batches(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.manifest.samples.BATCH_ROWS", 3)
+    monkeypatch.setattr("prep.manifest.samples.BLOCK", 3)
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)
     made = build(*(sample(number, repeats=number + 1) for number in range(8)))
     read = tables.read_table(cache, tables.write_table(cache, made), tables.SAMPLES)
@@ -174,7 +174,7 @@ def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sampl
     """Without references in any bucket as before there were any, else with a column of them."""
     coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
     plain = [one for one in samples if not one.shape[1]]
-    with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BATCH_ROWS", 4):
+    with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BLOCK", 3):
         for some, shapes, schema in ((samples, SHAPES, tables.SAMPLES_WITH_REFERENCES),
                                      (plain, SHAPES[:2], tables.SAMPLES)):
             quick = tables.write_table(cache, build_samples(some, shapes, REFS, SHARDS, coverage))

@@ -50,7 +50,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     used = _used(resolved, samples, prompts, refs)
     with closing(Reader(cache)) as reader:
         numbers, shards = _shard_table(ledger, used.by_shard(), resolved, reader)
-        means = coverage(reader, facts, samples, refs)
+        means = coverage(reader, facts, samples, refs) if resolved.targets.masks else {}
     buckets = buckets_of(samples)
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
