@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from prep.captioning.engine import Stopped
+from prep.fs.untrusted import read_up_to
 
 CONNECTING = 10.0  # seconds until a server must have taken a connection
 MOST_ANSWERED = 4 << 20  # bytes of an answer; a caption has some hundreds
@@ -125,7 +126,7 @@ def _exchange(connection: http.client.HTTPConnection, path: str, body: bytes, he
     connection.request("POST", path, body, {"Content-Type": "application/json", "Accept": "application/json",
                                             "Connection": "close", **headers})
     with connection.getresponse() as reply:
-        data = reply.read(MOST_ANSWERED + 1)
+        data = read_up_to(reply, MOST_ANSWERED + 1)
         if len(data) > MOST_ANSWERED:
             raise ValueError(f"an answer of more than {MOST_ANSWERED >> 20} MiB")
         if reply.length:  # bytes that its header promised

@@ -14,6 +14,7 @@ from prep.cli.signature import complete
 from prep.errors import EXIT_FINDINGS, UsageError
 from prep.formatting import counted, printable
 from prep.fs.paths import resolve
+from prep.fs.place import require_local
 from prep.parse import suggest
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def jobs(
     from prep.jobs import queue
     from prep.jobs.runner import Runner
 
-    place, given = resolve(project), list(words or ())
+    place, given = resolve(require_local(project, "PROJECT")), list(words or ())
     _check(action, given, now=now)
     before = set[str]()
     if action == "run":

@@ -11,6 +11,7 @@ from prep.cli import options as opt
 from prep.cli import serving
 from prep.errors import PathError
 from prep.fs.paths import resolve
+from prep.fs.place import require_local
 
 
 def studio(
@@ -35,7 +36,7 @@ def studio(
     from prep.view.guard import new_token
 
     quiet_pillow()
-    place, token = resolve(project), new_token()
+    place, token = resolve(require_local(project, "PROJECT")), new_token()
     if not place.is_dir():
         raise PathError(f"there is no directory {place}", hint=f"mkdir -p {project}")
     forms = [form for program in ("prep", "train")

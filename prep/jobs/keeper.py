@@ -62,12 +62,12 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 def _kept(job: Job) -> tuple[int, bool]:
     """Runs the command to its end: its exit code, and whether it was stopped."""
-    command = python(*main_of(PROGRAMS[job.words[0]]), *job.words[1:])
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", PROGRESS: str(job.folder / "progress.jsonl")}
     apart = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
     with append_regular(job.folder / LOG) as log:
         try:
-            child = subprocess.Popen(command, cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
+            child = subprocess.Popen(python(*main_of(PROGRAMS[job.words[0]]), *job.words[1:]),
+                                     cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
                                      stdout=log, stderr=subprocess.STDOUT, **apart)  # type: ignore[call-overload]
         except (OSError, ValueError) as error:  # its words are too long for the system, or no text of it
             log.write(f"error: the command cannot be started: {first_line(error)}\n".encode(errors="replace"))

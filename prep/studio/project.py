@@ -11,7 +11,7 @@ from itertools import islice
 from os import DirEntry
 from pathlib import Path
 
-from prep.fs.untrusted import check_dir, read_regular
+from prep.fs.untrusted import check_dir, open_regular, read_regular, stream_of
 from prep.jobs.job import FOLDER
 from prep.manifest.document import looks_like_manifest
 from prep.models.files import INDEX, MODULAR
@@ -76,7 +76,7 @@ def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
         elif path.suffix == ".toml":
             yield "recipes" if _is_recipe(path) else "settings", entry.name
         elif path.suffix == ".json":
-            with path.open("rb") as handle:
+            with stream_of(open_regular(path)) as handle:
                 if looks_like_manifest(handle.read(START)):
                     yield "manifests", entry.name
         elif path.suffix in (".safetensors", ".gguf"):

@@ -231,7 +231,8 @@ def test_closed_streams_change_neither_files_nor_the_exit_code(closed, tmp_path)
 
 
 @pytest.mark.parametrize(("program", "headings"), [
-    ("prep", ["Start", "Look at pictures", "Make a cache", "Look at a cache, and keep it", "Share"]),
+    ("prep", ["Start", "Look at pictures", "Make a cache", "Look at a cache, and keep it", "Work on a project",
+              "Share"]),
     ("train", ["Train", "Look at a run", "Use the result"])])
 def test_help_lists_every_command_once_in_groups_of_80_columns(request, monkeypatch, program, headings):
     monkeypatch.setenv("COLUMNS", "80")

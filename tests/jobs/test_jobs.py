@@ -182,14 +182,19 @@ def test_training_that_goes_on_has_its_directory_and_device(tmp_path: Path, word
     assert again(tmp_path, "1").words == ("train", "run", "--resume", "-o", "run", *more)
 
 
-@pytest.mark.parametrize("words", [(), ("prep",), ("ls", "-l"), ("/usr/bin/prep", "scan"), ("prep", "a\0b"),
-                                   ("prep", *"a" * 1000), ("prep", "a" * 70_000), ("prep", "jobs", "run", "."),
-                                   ("prep", "studio", ".")])
-def test_other_commands_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(("words", "says"), [
+    ((), "the command is empty, expected one of prep or train"), (("prep",), "expected one of prep or train"),
+    (("ls", "-l"), "expected one of prep or train"), (("/usr/bin/prep", "scan"), "expected one of prep or train"),
+    (("prep", "a\0b"), "the command has a null character, which no program takes"),
+    (("prep", *"a" * 1000), "the command has 1001 words of 1004 characters, expected at most 1000 of 65536"),
+    (("prep", "a" * 70_000), "the command has 2 words of 70004 characters, expected at most 1000 of 65536"),
+    (("prep", "jobs", "run", "."), "the command is prep jobs, which starts jobs itself"),
+    (("prep", "studio", "."), "the command is prep studio, which starts jobs itself")])
+def test_other_commands_are_refused(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         add(tmp_path, words)
     assert not (tmp_path / "jobs").exists()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=says):
         checked_words(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_row_of_another_reference_is_found_though_every_byte_is_sound(tmp_path
     other = small_manifest.reference_of("x.png", saved(Image.new("RGB", (50, 40), "red")))
     real = small_manifest.reference_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_manifest, "reference_of", lambda name, data: small_manifest.replace(
+        patch.setattr(small_manifest, "reference_of", lambda name, data: replace(
             real(name, data), picture=other.picture))
         path = write_small(tmp_path, references=FILES)
     document = verify(open_manifest(read_manifest(path)))

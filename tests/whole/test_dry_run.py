@@ -69,7 +69,7 @@ LOOKS = {
 
 
 def test_every_command_that_can_only_look_is_tested_here():
-    assert commands_with("--dry-run") | commands_with("--yes") == set(LOOKS)
+    assert commands_with("--dry-run") | commands_with("--yes") == {*LOOKS, "caption"}  # tests/captioning has that
 
 
 @pytest.mark.parametrize("state", ["nothing", pytest.param("encoded", marks=pytest.mark.slow), "damaged"])

@@ -33,7 +33,7 @@ OPENS = {
     "prep.demo.tiny_model": "a model that it has just written",
     "prep.models.checkpoints": "a model that is being written",
     "prep.sources.tar_members": "a tar in what was opened before", "prep.export.run": "a tar that is being written",
-    "prep.imports.npz": "a member of a zip", "prep.cli.view": "a browser",
+    "prep.imports.npz": "a member of a zip", "prep.cli.serving": "a browser",
 }
 
 
