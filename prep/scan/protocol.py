@@ -77,7 +77,7 @@ class ItemMessage(msgspec.Struct, frozen=True, array_like=True):
     def item(self) -> Item:
         """The item of the message."""
         return Item(name=self.name, label=self.label, source=self.source, picture=self.picture.blob(),
-                    caption=_blob(self.caption), mask=_blob(self.mask), metadata=_blob(self.metadata),
+                    caption_at=_blob(self.caption), mask=_blob(self.mask), metadata=_blob(self.metadata),
                     caption_format=self.caption_format, captions=self.captions, uncaptioned=self.uncaptioned,
                     is_reference=self.is_reference)
 

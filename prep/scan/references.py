@@ -38,7 +38,7 @@ class ReferencePairs:
                 self.pictures.setdefault(_place(blob), []).append((item.label, item.name_of(blob)))
                 if not known:
                     name = printable_name(f"{blob.file}/{blob.member}" if blob.member else blob.file)
-                    yield Item(name=name, label=name, source=0, picture=blob, caption=None, mask=None,
+                    yield Item(name=name, label=name, source=0, picture=blob, caption_at=None, mask=None,
                                is_reference=True)
 
     def note(self, reference: Item, findings: tuple[Finding, ...]) -> None:

@@ -10,11 +10,12 @@ are skipped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
-from prep.fs.blob import blob_at
+from prep.fs.blob import Blob, blob_at
 from prep.fs.place import Place
 from prep.sources.companions import Companions, references_of
 from prep.sources.folders import folders_of
@@ -75,9 +76,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
     pictures, beside = _samples(folder, tables)
     for name in pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    # One after the other, since they are let go of together: among the pictures' they left holes of 190 bytes each.
-    texts = [folder.blob(names[0]) if (names := folder.captions.get(stem_of(name))) else None for name in pictures]
-    for name, text in zip(pictures, texts, strict=True):
+    for name in pictures:
         stem = stem_of(name)
         mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
@@ -94,7 +93,8 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
         conditions, unreferenced = ((own, "") if references is None else
                                     references_of(references, folder.prefix + stem, others=stems))
         called = printable_name(folder.prefix + name)
-        yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name), caption=text,
+        yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
+                   caption_at=_beside(folder, name, captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
                    uncaptioned="" if captions else tables.why_none(folder.prefix + name),
@@ -122,6 +122,12 @@ def _samples(folder: Directory, tables: Tables) -> tuple[list[str], dict[str, st
     sources = set(beside.values())
     return [name for name in folder.pictures if name not in sources and (
         stem_of(name) in folder.captions or not tables.only_refers_to(folder.prefix + name))], beside
+
+
+def _beside(folder: Directory, picture: str, caption: str) -> Blob | str:
+    """Where the caption of a picture is, as short as an item may have it."""
+    ending = caption.removeprefix(picture.rpartition(".")[0])
+    return folder.blob(caption) if folder.versions or not ending.startswith(".") else sys.intern(ending)
 
 
 def _json_of(names: list[str]) -> str | None:

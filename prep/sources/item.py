@@ -22,7 +22,7 @@ class Item:
     label: str  # its name in findings, unique in its recipe: begins with its source's if that has several
     source: int  # index into the recipe's sources
     picture: Blob
-    caption: Blob | None
+    caption_at: Blob | str | None  # str: a file like the picture's with this extension; a million take 190 MB less
     mask: Blob | None
     caption_format: Literal["text", "json"] = "text"
     captions: tuple[str, ...] = ()  # from a table, if there is no caption file
@@ -31,6 +31,13 @@ class Item:
     references: tuple[Blob, ...] = ()  # pictures that are conditions of this one, in order
     unreferenced: str = ""  # which reference is missing, of those that its recipe asks for; "" if none is
     is_reference: bool = False  # whether it is a reference of others, which a scan examines on its own
+
+    @property
+    def caption(self) -> Blob | None:
+        """The file of its caption."""
+        if isinstance(self.caption_at, str):
+            return Blob(file=self.picture.file.rpartition(".")[0] + self.caption_at)
+        return self.caption_at
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -49,6 +56,6 @@ class Item:
         """The item with other blobs in place of some of its own."""
         caption, mask, metadata = (None if blob is None else replacements.get(blob, blob)
                                    for blob in (self.caption, self.mask, self.metadata))
-        return replace(self, picture=replacements.get(self.picture, self.picture), caption=caption, mask=mask,
+        return replace(self, picture=replacements.get(self.picture, self.picture), caption_at=caption, mask=mask,
                        metadata=metadata,
                        references=tuple(replacements.get(blob, blob) for blob in self.references))

@@ -120,7 +120,7 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, TarMember], masks: Mapping[s
     for suffix in pictures:
         name = _name(tar, parts[suffix])
         yield Item(name=name, label=tar.prefix + name, source=tar.source, picture=_blob(tar, parts[suffix]),
-                   caption=None if caption is None else _blob(tar, parts[caption]),
+                   caption_at=None if caption is None else _blob(tar, parts[caption]),
                    caption_format="json" if caption == "json" else "text",
                    mask=None if mask is None else _blob(tar, mask), references=references,
                    metadata=None if metadata is None or suffix != pictures[0] else _blob(tar, metadata))

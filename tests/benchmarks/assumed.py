@@ -96,7 +96,7 @@ def _picture(number: int, size: Size, masks: str) -> KnownItem:
     name, file = f"{number // 1000:06}/{number:012}.jpg", masks == "file"
     mask = Blob(file=f"pictures/{name}-masklabel.png") if file else None
     return KnownItem(
-        item=Item(name=name, label=name, source=0, picture=Blob(file=str(Path("pictures") / name)), caption=None,
+        item=Item(name=name, label=name, source=0, picture=Blob(file=str(Path("pictures") / name)), caption_at=None,
                   mask=mask),
         picture=digest_strings(["picture", str(number)]), size=size, has_alpha=masks == "alpha",
         captions=((f"picture number {number} ".ljust(CAPTION, "."), 1.0),),

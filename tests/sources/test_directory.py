@@ -47,6 +47,8 @@ def test_captions(tmp_path):
     assert names == {"a.jpg": "a.txt", "b.jpg": "b.caption", "C.JPG": "C.TXT", "v1.2.png": "v1.2.txt", "d.jpg": None,
                      "e.jpg": "e.txt"}  # fmt: skip
     assert findings == {("e.caption", "second-caption")}
+    assert items["v1.2.png"].caption == Blob(file=str(tmp_path / "v1.2.txt"))
+    assert [items[name].caption_at for name in ("a.jpg", "C.JPG", "v1.2.png")] == [".txt", ".TXT", ".txt"]  # no records
 
 
 def test_json_beside_a_caption(tmp_path):

@@ -88,7 +88,7 @@ def mask_html(texts: Sequence[str], root: Path) -> str:
         if number % 3:
             Image.linear_gradient("L").resize(SIZES[number % len(SIZES)]).save(mask)
         blob = Blob(file=str(root / "none.jpg" if number == 3 else picture))
-        item = Item(name=name, source=0, label="", picture=blob, caption=None, mask=None)
+        item = Item(name=name, source=0, label="", picture=blob, caption_at=None, mask=None)
         entries.append(MaskEntry(item=item, name=name, mask=mask))
     (page,) = write_sheets(root / "masks.html", origin(texts), entries, jobs=1, tick=lambda _: None)
     return page.read_text()

@@ -43,5 +43,5 @@ def tables_of(root: Path) -> Tables:
 
 def item_of(path: Path | str, **others: Any) -> Item:
     """The item of a picture, which is named and labelled like its file, with no caption and no mask."""
-    given = {"name": Path(path).name, "source": 0, "caption": None, "mask": None, **others}
+    given = {"name": Path(path).name, "source": 0, "caption_at": others.pop("caption", None), "mask": None, **others}
     return Item(**{"label": given["name"], "picture": Blob(file=str(path)), **given})

@@ -48,7 +48,7 @@ def described(path):
 
 
 def item_of(picture, name="a.png", *, references=()):
-    return Item(name=name, label=name, source=0, picture=picture, caption=None, mask=None, references=references)
+    return Item(name=name, label=name, source=0, picture=picture, caption_at=None, mask=None, references=references)
 
 
 @pytest.mark.parametrize(("source", "reference", "name"), [

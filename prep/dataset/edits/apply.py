@@ -45,7 +45,7 @@ class EditFolder:
         """
         caption, mask = self._found(item, CAPTION_END), self._found(item, MASK_END)
         if caption is not None:
-            item = replace(item, caption=caption, caption_format="text", captions=())
+            item = replace(item, caption_at=caption, caption_format="text", captions=())
         return item if mask is None or not masks else replace(item, mask=mask)
 
     def _found(self, item: Item, end: str) -> Blob | None:

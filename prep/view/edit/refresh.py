@@ -55,7 +55,7 @@ def _with(item: Item, kind: str, path: Path) -> Item:
     blob = Blob(file=str(path))
     if kind == "mask":
         return replace(item, mask=blob)
-    return replace(item, caption=blob, caption_format="text", captions=())
+    return replace(item, caption_at=blob, caption_format="text", captions=())
 
 
 def _listed(survey: Survey, labels: set[str]) -> list[Item]:
