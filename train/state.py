@@ -164,7 +164,8 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
 
     `between` is called with the sum before the backward pass.
     """
-    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
+    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss,
+                        config.preserve, together=trainee.model.sharded)
     each_B = sample_losses(predicted, config.loss)
     loss = (each_B * predicted.weight_B).sum()
     if between is not None:

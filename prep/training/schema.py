@@ -170,6 +170,18 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preserve:
+    """What a LoRA keeps of its base: what the base model predicts, without the adapters, is what the trained one is
+    compared with; it costs a forward pass."""
+
+    prior: bool = setting(False, help='samples with role "prior" teach what the base model predicts of them, and not '
+                          "their pictures: any of the class will do")
+    unmasked: float = setting(0.0, low=0, high=1e3,
+                              help="weight of the difference to the base's prediction in cells, as far as their mask "
+                              "takes weight from them: 1 minus that; 0: off")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimestepDraws:
     """Which timesteps training draws; validation has its own. t is 0 for no noise and 1 for the most."""
 
@@ -373,6 +385,7 @@ class Config:
     timesteps: TimestepDraws = field(default_factory=TimestepDraws)
     noise: NoiseDraws = field(default_factory=NoiseDraws)
     loss: Loss = field(default_factory=Loss)
+    preserve: Preserve = field(default_factory=Preserve)
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from prep.loader.batches import Batch
+from prep.loader.device import to_device
 from prep.loader.latents import Latents
 from prep.models.family import Conditions
-from prep.training.schema import Loss
+from prep.training.schema import Loss, Preserve
 from train.models.denoiser import Denoiser, predict
+from train.models.lora import without_adapters
 from train.objectives import loss
+
+NOTHING = Preserve()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +27,14 @@ class Prediction:
     target_BChw: Tensor
     weight_B1hw: Tensor | None  # None: every cell has weight 1
     weight_B: Tensor  # weight of each sample's error
+    base_BChw: Tensor | None = None  # what the base predicts
+    unmasked: float = 0.0  # weight of the difference to that in cells, as far as they have less than 1
 
 
-def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) -> Prediction:
-    """One forward pass over `batch`, which is on the denoiser's device."""
+def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, preserve: Preserve = NOTHING, *,
+            together: bool = False) -> Prediction:
+    """One forward pass over `batch`, which is on the denoiser's device; and before it another without the adapters, if
+    what is to `preserve` needs it. `together`: with other processes, which must make as many."""
     latent_BChw = latents.normalize(batch.latent_BChw)
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
     noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
@@ -34,18 +42,34 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
                             references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
                             inpaint_mask=None if batch.inpaint_mask_BMhw is None else
                             batch.inpaint_mask_BMhw.to(torch.float32) / 255)
+    base_BChw = None
+    shown = preserve.prior and (together or any(draw.prior for draw in batch.draws))
+    if shown or (preserve.unmasked and batch.mask_B1hw is not None):
+        with torch.no_grad(), without_adapters(denoiser.model):
+            base_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions).float()
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
+    target_BChw = loss.target(kind, latent_BChw, batch.noise_BChw, level_B)
+    if base_BChw is not None and shown:
+        prior_B = to_device(torch.tensor([draw.prior for draw in batch.draws]), denoiser.device)
+        target_BChw = torch.where(prior_B[:, None, None, None], base_BChw, target_BChw)
     weight_B1hw = None
     if batch.mask_B1hw is not None:
         weight_B1hw = loss.cell_weight(batch.mask_B1hw.to(torch.float32) / 255, settings.unmasked_weight)
     return Prediction(
-        predicted_BChw=predicted_BChw, weight_B1hw=weight_B1hw,
-        target_BChw=loss.target(kind, latent_BChw, batch.noise_BChw, level_B),
+        predicted_BChw=predicted_BChw, target_BChw=target_BChw, weight_B1hw=weight_B1hw, base_BChw=base_BChw,
+        unmasked=preserve.unmasked,
         weight_B=batch.weight_B * loss.timestep_weight(settings, kind, level_B),
     )
 
 
 def sample_losses(prediction: Prediction, settings: Loss) -> Tensor:
-    """The loss of each sample, `[B]`, not yet multiplied by `prediction.weight_B`."""
-    return loss.per_sample(prediction.predicted_BChw, prediction.target_BChw, prediction.weight_B1hw,
-                           normalize_area=settings.normalize_area, huber=settings.huber)
+    """The loss of each sample, `[B]`, not yet multiplied by `prediction.weight_B`: its error; and where its mask takes
+    weight from cells, that much of the difference to the base's prediction, as masked prior preservation of OneTrainer
+    and the inverted mask prior of ai-toolkit have it."""
+    losses_B = loss.per_sample(prediction.predicted_BChw, prediction.target_BChw, prediction.weight_B1hw,
+                               normalize_area=settings.normalize_area, huber=settings.huber)
+    if prediction.base_BChw is None or prediction.weight_B1hw is None or not prediction.unmasked:
+        return losses_B
+    kept_B = loss.per_sample(prediction.predicted_BChw, prediction.base_BChw, 1 - prediction.weight_B1hw,
+                             normalize_area=settings.normalize_area, huber=settings.huber)
+    return losses_B + prediction.unmasked * kept_B

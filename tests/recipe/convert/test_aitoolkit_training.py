@@ -170,6 +170,17 @@ def test_masks_and_references(convert_job):
     assert found.recipe.reference_fit == "bucket" and [one.weight for one in found.recipe.sources] == [1, 0.5]
 
 
+def test_what_the_base_predicts(convert_job):
+    found, config = convert_job(
+        datasets=[{"folder_path": "photos"}, {"folder_path": "reg", "is_reg": True, "prior_reg": True},
+                  {"folder_path": "more", "is_reg": True}],
+        train={"inverted_mask_prior": True, "inverted_mask_prior_multiplier": 0.25})
+    assert config.preserve.prior and config.preserve.unmasked == 0.25
+    assert [one.role for one in found.recipe.sources] == ["train", "prior", "prior"]
+    assert notes(found)["datasets.prior_reg"].endswith("all is written")
+    assert not convert_job(datasets=[{"folder_path": "reg", "is_reg": True}])[1].preserve.prior
+
+
 def test_prompts(convert_job, tmp_path):
     (tmp_path / "ref.png").write_bytes(b"")
     found, config = convert_job(sample={"seed": -1, "neg": "blurry", "samples": [

@@ -15,7 +15,7 @@ from prep.training.table import SETTINGS
 from train.config.load import load_config
 from train.config.unused import Facts, depends_on_device, unused, unused_on
 
-USUAL = Facts(masked=True, referring=True, held_out=True, large=True, convolves=True, rescaled=False)
+USUAL = Facts(masked=True, prior=True, referring=True, held_out=True, large=True, convolves=True, rescaled=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,8 @@ TABLE: Mapping[str, Any] = {
     "each_reference_dropout": Idle(value=0.5, facts={"referring": False}, why="no picture has references"),
     "loss.unmasked_weight": Idle(value=0.5, facts={"masked": False}, why="no masks are used"),
     "loss.normalize_area": Idle(value=True, facts={"masked": False}, why="no masks are used"),
+    "preserve.unmasked": Idle(value=0.5, facts={"masked": False}, why="no masks are used"),
+    "preserve.prior": Idle(value=True, facts={"prior": False}, why='no sample has the role "prior"'),
     "ema.device": Idle(value="cpu", unless={"ema.decay": 0.9}, why="ema.decay is 0"),
     "validation.every": Idle(value=5, facts={"held_out": False}, why="the manifest holds out no samples"),
     **dict.fromkeys(("validation.timesteps", "validation.most"),

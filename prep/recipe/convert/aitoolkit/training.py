@@ -44,7 +44,6 @@ _LEFT: Mapping[str, str] = {
     "train.force_first_sample": "pictures are drawn after the steps of sample.every, never before the first",
     "train.prompt_dropout_prob": "the nearest is caption_dropout",
     "train.bypass_guidance_embedding": "guidance is given as a number: guidance_embedding",
-    "train.inverted_mask_prior": "the nearest is loss.unmasked_weight",
     "save.push_to_hub": "upload the result with train push",
     "save.hf_repo_id": "upload the result with train push",
     "sample.sample_start_step": "pictures are drawn from the first interval on",
@@ -103,6 +102,7 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     train, model = job["train"], job["model"]
     network = job["network"] if isinstance(process.get("network"), dict) else None
     put_method(network, model, training)
+    _preserve(train, tables, training)
     divide = steps_there(train, training)
     put_optimizer(train, training)
     put_schedule(train, training)
@@ -119,6 +119,19 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     converted = draft.finish()
     return replace(converted, training=training, prompts=prompts, recipe=replace(
         converted.recipe, model=options, reference_fit=fit))
+
+
+def _preserve(train: ToolConfig, tables: list[Any], training: Training) -> None:
+    """Converts what is compared with the base model: cells that masks hide, and pictures of regularization."""
+    multiplier = number_of(train.any("inverted_mask_prior_multiplier"))
+    if train.any("inverted_mask_prior") is True:
+        training.put_nearest("preserve.unmasked", 0.5 if multiplier is None else multiplier,
+                             "train.inverted_mask_prior")
+    compared = [table.get("prior_reg") is True for table in tables if table.get("is_reg") or table.get("prior_reg")]
+    if any(compared):
+        training.put("preserve.prior", True, "datasets.prior_reg")
+    if len(set(compared)) > 1:
+        training.note("datasets.prior_reg", None, 'for all datasets of role "prior" or for none; all is written')
 
 
 def _named(value: Any, name: Any) -> Any:
