@@ -19,6 +19,7 @@ from prep.training.checks import (
     count_or_auto,
     layers_check,
     parts_check,
+    prompts_check,
     size_check,
     switch_or_auto,
     targets_check,
@@ -179,6 +180,13 @@ class Preserve:
     unmasked: float = setting(0.0, low=0, high=1e3,
                               help="weight of the difference to the base's prediction in cells, as far as their mask "
                               "takes weight from them: 1 minus that; 0: off")
+    prompted: float = setting(0.0, low=0, high=1e3,
+                              help="weight of the difference to the base's prediction of the same noisy sample for "
+                              "another prompt than its caption: two forward passes and a backward pass more; 0: off")
+    prompts: tuple[str, ...] = setting(
+        ("",), check=prompts_check, values='a list of prompts, "": none',
+        help="the other prompts, one of them for each forward pass; each is none, or one of the manifest's prompts, "
+        'which prep prompts adds: ["", "photo of a woman"]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

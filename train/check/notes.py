@@ -62,6 +62,9 @@ def _preserving(preserve: Preserve, facts: Facts) -> Iterator[str]:
         yield f"preserve.unmasked is on: {cost}"
     elif preserve.prior and facts.prior:
         yield f'preserve.prior is on: {cost} with samples of role "prior"'
+    if preserve.prompted:
+        yield ("preserve.prompted is on: both models predict each micro-batch for another prompt, too; steps take "
+               "about twice as long")
 
 
 def _drawing(model: CheckedModel, family: Family) -> str:

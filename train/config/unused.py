@@ -107,6 +107,8 @@ def _of_draws(config: Config, facts: Facts) -> _Reasons:
         yield ("zero_terminal_snr",), "the model's own noise schedule ends in pure noise"
     if not facts.masked:
         yield ("loss.unmasked_weight", "loss.normalize_area", "preserve.unmasked"), "no masks are used"
+    if not config.preserve.prompted:
+        yield ("preserve.prompts",), "preserve.prompted is 0"
     if not facts.prior:
         yield ("preserve.prior",), 'no sample has the role "prior"'
     if not facts.referring:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,18 +36,12 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
             together: bool = False) -> Prediction:
     """One forward pass over `batch`, which is on the denoiser's device; and before it another without the adapters, if
     what is to `preserve` needs it. `together`: with other processes, which must make as many."""
-    latent_BChw = latents.normalize(batch.latent_BChw)
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
-    noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
-    conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6,
-                            references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
-                            inpaint_mask=None if batch.inpaint_mask_BMhw is None else
-                            batch.inpaint_mask_BMhw.to(torch.float32) / 255)
+    latent_BChw, noised_BChw, conditions = _inputs(denoiser, batch, latents)
     base_BChw = None
     shown = preserve.prior and (together or any(draw.prior for draw in batch.draws))
     if shown or (preserve.unmasked and batch.mask_B1hw is not None):
-        with torch.no_grad(), without_adapters(denoiser.model):
-            base_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions).float()
+        base_BChw = _of_base(denoiser, noised_BChw, batch.timestep_B, conditions)
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
     target_BChw = loss.target(kind, latent_BChw, batch.noise_BChw, level_B)
     if base_BChw is not None and shown:
@@ -60,6 +55,38 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
         unmasked=preserve.unmasked,
         weight_B=batch.weight_B * loss.timestep_weight(settings, kind, level_B),
     )
+
+
+def _inputs(denoiser: Denoiser, batch: Batch, latents: Latents) -> tuple[Tensor, Tensor, Conditions]:
+    """The latents, the same with noise, and all else that the denoiser is given."""
+    latent_BChw = latents.normalize(batch.latent_BChw)
+    noised_BChw = loss.noised(denoiser.prediction, latent_BChw, batch.input_noise_BChw,
+                              denoiser.levels[batch.timestep_B])
+    return latent_BChw, noised_BChw, Conditions(
+        text=batch.text, sizes_B6=batch.sizes_B6,
+        references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
+        inpaint_mask=None if batch.inpaint_mask_BMhw is None else batch.inpaint_mask_BMhw.to(torch.float32) / 255)
+
+
+@torch.no_grad()
+def _of_base(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+    with without_adapters(denoiser.model):
+        return predict(denoiser, noised_BChw, timestep_B, conditions).float()
+
+
+def prompted_losses(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, text: Mapping[str, Tensor]
+                    ) -> Tensor:
+    """The difference to the base's prediction of each sample, `[B]`, for a prompt whose row is `text`, `[1, …]` each.
+
+    What ai-toolkit calls blank prompt preservation for the row of no prompt, and for captions without their trigger
+    differential output preservation.
+    """
+    _, noised_BChw, conditions = _inputs(denoiser, batch, latents)
+    conditions = replace(conditions, text={name: value.expand(len(batch.draws), *value.shape[1:])
+                                           for name, value in text.items()})
+    base_BChw = _of_base(denoiser, noised_BChw, batch.timestep_B, conditions)
+    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
+    return loss.per_sample(predicted_BChw, base_BChw, None, normalize_area=False, huber=settings.huber)
 
 
 def sample_losses(prediction: Prediction, settings: Loss) -> Tensor:

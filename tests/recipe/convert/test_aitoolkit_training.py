@@ -179,6 +179,13 @@ def test_what_the_base_predicts(convert_job):
     assert [one.role for one in found.recipe.sources] == ["train", "prior", "prior"]
     assert notes(found)["datasets.prior_reg"].endswith("all is written")
     assert not convert_job(datasets=[{"folder_path": "reg", "is_reg": True}])[1].preserve.prior
+    found, config = convert_job(train={"diff_output_preservation": True, "diff_output_preservation_class": "a  person"},
+                                sample={"samples": [{"prompt": "a cat"}]})
+    assert (config.preserve.prompted, config.preserve.prompts) == (1.0, ("a person",))
+    assert [one.text for one in parse_prompts(found.prompts)] == ["a cat", "a person"]
+    found, config = convert_job(train={"blank_prompt_preservation": True, "blank_prompt_preservation_multiplier": 2})
+    assert (config.preserve.prompted, config.preserve.prompts) == (2.0, ("",))
+    assert len(list(parse_prompts(found.prompts))) == 1
 
 
 def test_prompts(convert_job, tmp_path):

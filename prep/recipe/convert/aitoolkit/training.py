@@ -20,6 +20,7 @@ from prep.recipe.convert.aitoolkit.noise import put_noise
 from prep.recipe.convert.aitoolkit.optimizer import put_optimizer, put_schedule
 from prep.recipe.convert.aitoolkit.samples import prompts_of, put_sampling
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
+from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.training import Training, number_of
 
 TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer")  # types of a process that trains on datasets
@@ -114,6 +115,8 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
         training.put("result.title", name, "config.name")
     training.settle()
     prompts = prompts_of(job["sample"], trigger, training)
+    for text in training.settings.get("preserve.prompts", ()):  # each needs a row
+        prompts += prompt_text([Sampled(prompt=text)])
     _others(job, training)
     fit = dataset.reference_fit(draft, tables)
     converted = draft.finish()
@@ -127,6 +130,14 @@ def _preserve(train: ToolConfig, tables: list[Any], training: Training) -> None:
     if train.any("inverted_mask_prior") is True:
         training.put_nearest("preserve.unmasked", 0.5 if multiplier is None else multiplier,
                              "train.inverted_mask_prior")
+    for name, key in (("blank_prompt_preservation", ""), ("diff_output_preservation", "_class")):
+        weight, other = number_of(train.any(f"{name}_multiplier")), train.any(f"{name}{key}") if key else ""
+        if train.any(name) is True and isinstance(other, str):
+            training.put_nearest("preserve.prompted", 1.0 if weight is None else weight, f"train.{name}")
+            training.put("preserve.prompts", [" ".join(other.split())], f"train.{name}{key}")
+            if other.strip():
+                training.note(f"train.{name}{key}", other, "is preserved as a prompt, and not in the words of each "
+                              "caption; it is the last line of the prompt file, which gives it its row")
     compared = [table.get("prior_reg") is True for table in tables if table.get("is_reg") or table.get("prior_reg")]
     if any(compared):
         training.put("preserve.prior", True, "datasets.prior_reg")
