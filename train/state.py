@@ -55,7 +55,7 @@ class TrainState:
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
-    prompts: tuple[TextArrays, ...] = ()  # rows of those of preserve.prompts, [1, …] each, on the device
+    prompts: TextArrays | None = None  # the rows of preserve.prompts, on the device; None: they are not preserved
     offload: int = 0  # blocks in host memory
 
     @property
@@ -95,13 +95,12 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
                       prompts=_prompts(setup, device))
 
 
-def _prompts(setup: Setup, device: torch.device) -> tuple[TextArrays, ...]:
-    """The text rows of the prompts that are preserved, on the device. Raises `CacheError`."""
+def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
+    """The text rows of the prompts that are preserved, if any are. Raises `CacheError`."""
     if not setup.config.preserve.prompted:
-        return ()
-    rows = Rows(setup.index)
-    return tuple({name: to_device(value, device) for name, value in rows.text([place]).items()}
-                 for place in places_of(setup.index, setup.config.preserve.prompts))
+        return None
+    rows = Rows(setup.index).text(places_of(setup.index, setup.config.preserve.prompts))
+    return {name: to_device(value, device) for name, value in rows.items()}
 
 
 def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None, model: Any, device: torch.device
@@ -188,10 +187,10 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
     times = 0.0 if batch.padding else 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
     (loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
-    if not trainee.prompts:
+    if trainee.prompts is None:
         return loss.detach(), each_B.detach()
-    text = trainee.prompts[batch.draws[0].noise[0] % len(trainee.prompts)]
-    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, trainee.latents, config.loss, text)
+    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, trainee.latents, config.loss,
+                                                        trainee.prompts)
     kept = (kept_B * predicted.weight_B).sum()
     (kept * times / config.batch_size).backward()  # by itself: the activations of the first pass are gone
     return (loss + kept).detach(), (each_B + kept_B).detach()

@@ -172,8 +172,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preserve:
-    """What a LoRA keeps of its base: what the base model predicts, without the adapters, is what the trained one is
-    compared with; it costs a forward pass."""
+    """What a LoRA keeps of its base model, which predicts beside it without the adapters."""
 
     prior: bool = setting(False, help='samples with role "prior" teach what the base model predicts of them, and not '
                           "their pictures: any of the class will do")
@@ -185,7 +184,7 @@ class Preserve:
                               "another prompt than its caption: two forward passes and a backward pass more; 0: off")
     prompts: tuple[str, ...] = setting(
         ("",), check=prompts_check, values='a list of prompts, "": none',
-        help="the other prompts, one of them for each forward pass; each is none, or one of the manifest's prompts, "
+        help="the other prompts, one of them by chance for each sample; each is none, or one of the manifest's prompts, "
         'which prep prompts adds: ["", "photo of a woman"]')
 
 

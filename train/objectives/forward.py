@@ -74,16 +74,18 @@ def _of_base(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, condit
         return predict(denoiser, noised_BChw, timestep_B, conditions).float()
 
 
-def prompted_losses(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, text: Mapping[str, Tensor]
+def prompted_losses(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, prompts: Mapping[str, Tensor]
                     ) -> Tensor:
-    """The difference to the base's prediction of each sample, `[B]`, for a prompt whose row is `text`, `[1, …]` each.
+    """The difference to the base's prediction of each sample, `[B]`, for one of the `prompts`, whose rows are arrays
+    `[prompts, …]`: which one, the sample's noise decides.
 
     What ai-toolkit calls blank prompt preservation for the row of no prompt, and for captions without their trigger
     differential output preservation.
     """
     _, noised_BChw, conditions = _inputs(denoiser, batch, latents)
-    conditions = replace(conditions, text={name: value.expand(len(batch.draws), *value.shape[1:])
-                                           for name, value in text.items()})
+    count = len(next(iter(prompts.values())))
+    chosen_B = to_device(torch.tensor([draw.noise[0] % count for draw in batch.draws]), denoiser.device)
+    conditions = replace(conditions, text={name: value[chosen_B] for name, value in prompts.items()})
     base_BChw = _of_base(denoiser, noised_BChw, batch.timestep_B, conditions)
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
     return loss.per_sample(predicted_BChw, base_BChw, None, normalize_area=False, huber=settings.huber)

@@ -109,9 +109,9 @@ def test_what_the_base_predicts_for_other_prompts_is_preserved(make, setup_of, t
             trainee.optimizer.zero_grad()
             noised = DDPMScheduler.from_pretrained(tiny_model / "scheduler").add_noise(
                 (batch.latent_BChw.float() - 0.125) * 0.5, batch.noise_BChw, batch.timestep_B)
-            chosen = batch.draws[0].noise[0] % 2
-            words.add(chosen)
-            other = torch.from_numpy(made.texts[keys[chosen]]).expand(len(batch.draws), -1, -1)
+            chosen = [shot.noise[0] % 2 for shot in batch.draws]
+            words.update(chosen)
+            other = torch.stack([torch.from_numpy(made.texts[keys[number]]) for number in chosen])
             new = trainee.denoiser.model(noised, batch.timestep_B, batch.text["hidden"].float()).sample
             kept = trainee.denoiser.model(noised, batch.timestep_B, other).sample
             with torch.no_grad():
