@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
 from prep.loader.batches import Batch
-from prep.loader.device import module_to_device
+from prep.loader.device import module_to_device, to_device
 from prep.loader.latents import Latents, latents_of
+from prep.loader.rows import Rows
+from prep.models.family import TextArrays
 from prep.progress import Progress, silent
 from prep.training.schema import Config
 from train.models import lora
@@ -26,7 +28,7 @@ from train.models.adapters.frozen import FrozenAdapter
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
-from train.objectives.forward import forward, sample_losses
+from train.objectives.forward import forward, prompted_losses, sample_losses
 from train.optim import ema, optimizers, schedule
 from train.optim.ema import Shadow, WeightAverage
 from train.optim.loss_scale import LossScale
@@ -37,6 +39,7 @@ from train.parallel.shards import OwnRows, Sharded, Whole, norm_of
 from train.runs.checkpoint_files import copy_into
 from train.runs.safetensors.reader import STORED, read_joined
 from train.runs.safetensors.writer import data_digest
+from train.sampling.prompts import places_of
 from train.setup import Initial, Setup
 
 
@@ -52,6 +55,7 @@ class TrainState:
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
+    prompts: TextArrays | None = None  # the rows of preserve.prompts, on the device; None: they are not preserved
     offload: int = 0  # blocks in host memory
 
     @property
@@ -87,7 +91,16 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     average = WeightAverage(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
-                      scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload)
+                      scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload,
+                      prompts=_prompts(setup, device))
+
+
+def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
+    """The text rows of the prompts that are preserved, if any are. Raises `CacheError`."""
+    if not setup.config.preserve.prompted:
+        return None
+    rows = Rows(setup.index).text(places_of(setup.index, setup.config.preserve.prompts))
+    return {name: to_device(value, device) for name, value in rows.items()}
 
 
 def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None, model: Any, device: torch.device
@@ -164,15 +177,23 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
 
     `between` is called with the sum before the backward pass.
     """
-    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
+    here = batch.to(trainee.denoiser.device)
+    predicted = forward(trainee.denoiser, here, trainee.latents, config.loss, config.preserve,
+                        together=trainee.model.sharded)
     each_B = sample_losses(predicted, config.loss)
     loss = (each_B * predicted.weight_B).sum()
     if between is not None:
         between(loss.detach())
-    times = 1.0 if trainee.scale is None else trainee.scale.value
+    times = 0.0 if batch.padding else 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
-    (loss * 0.0 if batch.padding else loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), each_B.detach()
+    (loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
+    if trainee.prompts is None:
+        return loss.detach(), each_B.detach()
+    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, trainee.latents, config.loss,
+                                                        trainee.prompts)
+    kept = (kept_B * predicted.weight_B).sum()
+    (kept * times / config.batch_size).backward()  # by itself: the activations of the first pass are gone
+    return (loss + kept).detach(), (each_B + kept_B).detach()
 
 
 def clip_gradients(trainee: TrainState, config: Config) -> Tensor:

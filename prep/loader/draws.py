@@ -17,6 +17,7 @@ import numpy as np
 
 from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
+from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.errors import ConfigError
 from prep.geometry import pixels_of
@@ -25,6 +26,7 @@ from prep.loader.noise import PLAIN, Noise
 from prep.loader.timesteps import UNIFORM, Timesteps
 
 NO_TEXT = -1  # the unconditional row
+_PRIOR = ROLES.index("prior")
 _VALIDATION_SEED = 0  # fixed: validation noise and timesteps never depend on the run's seed
 
 
@@ -43,6 +45,7 @@ class Draw:
     posterior: tuple[int, int] | None = None
     references: tuple[int, ...] = ()  # those it is shown with, as numbers in their flat columns
     kept: tuple[int, ...] = ()  # the places of these among the references of its sample
+    prior: bool = False  # whether its sample has that role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,7 +289,8 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
     return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
                 timestep=timestep(draw("timestep")), noise=draw_key(*key, "noise"),
                 weight=float(samples.weight[sample]), kept=kept, references=tuple(map(references.__getitem__, kept)),
-                posterior=draw_key(*key, "posterior") if index.with_std else None)
+                posterior=draw_key(*key, "posterior") if index.with_std else None,
+                prior=int(samples.role[sample]) == _PRIOR)
 
 
 def require_shown(index: Index, dropout: Dropout) -> None:

@@ -50,6 +50,14 @@ def parts_check(value: Any, where: str) -> tuple[str, ...]:
     return tuple(list_of(list(value) if isinstance(value, tuple) else value, _pattern, where))
 
 
+def prompts_check(value: Any, where: str) -> tuple[str, ...]:
+    """Checks a list of prompts, at least one; it may be empty itself."""
+    texts = list_of(list(value) if isinstance(value, tuple) else value, lambda text, at: expect(text, str, at), where)
+    if not texts:
+        raise Unparsed(f'{where} is [], expected prompts, of which "" is none')
+    return tuple(texts)
+
+
 def layers_check(value: Any, where: str) -> tuple[dict[str, Any], ...]:
     """Checks a list of tables: `match`, a suffix or regular expression, and rank, alpha or lr of what it matches."""
     return tuple(list_of(list(value) if isinstance(value, tuple) else value, _rule, where))

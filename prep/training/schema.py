@@ -19,6 +19,7 @@ from prep.training.checks import (
     count_or_auto,
     layers_check,
     parts_check,
+    prompts_check,
     size_check,
     switch_or_auto,
     targets_check,
@@ -167,6 +168,24 @@ class Loss:
                                    "for flows cosmap (Esser et al. 2024) or inverse-square: 1/sigma^2")
     huber: float = setting(0.0, low=0, high=1e3,
                            help="difference from which errors grow linearly, by Huber's loss; 0: squared everywhere")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preserve:
+    """What a LoRA keeps of its base model, which predicts beside it without the adapters."""
+
+    prior: bool = setting(False, help='samples with role "prior" teach what the base model predicts of them, and not '
+                          "their pictures: any of the class will do")
+    unmasked: float = setting(0.0, low=0, high=1e3,
+                              help="weight of the difference to the base's prediction in cells, as far as their mask "
+                              "takes weight from them: 1 minus that; 0: off")
+    prompted: float = setting(0.0, low=0, high=1e3,
+                              help="weight of the difference to the base's prediction of the same noisy sample for "
+                              "another prompt than its caption: two forward passes and a backward pass more; 0: off")
+    prompts: tuple[str, ...] = setting(
+        ("",), check=prompts_check, values='a list of prompts, "": none',
+        help="the other prompts, one of them by chance for each sample; each is none, or one of the manifest's prompts, "
+        'which prep prompts adds: ["", "photo of a woman"]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,6 +392,7 @@ class Config:
     timesteps: TimestepDraws = field(default_factory=TimestepDraws)
     noise: NoiseDraws = field(default_factory=NoiseDraws)
     loss: Loss = field(default_factory=Loss)
+    preserve: Preserve = field(default_factory=Preserve)
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)

@@ -97,11 +97,12 @@ def key_of(*words: object) -> str:
 
 def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation: int = 2, masks: bool = True,
           repeats: int = 1, weight: float = 1.0, texts: int = 1, views: int = 1, prediction: str = "epsilon",
-          prompts: str | None = PROMPTS, stds: bool = False, references: Sequence[Size] = (),
+          prompts: str | None = PROMPTS, stds: bool = False, references: Sequence[Size] = (), prior: bool = False,
           change: Callable[[dict[str, Any]], None] | None = None) -> Made:
     """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask.
 
     With `stds`, latents have standard deviations. Samples with odd numbers have references of the sizes `references`.
+    With `prior`, that is the role of every second training sample.
     """
     rng = np.random.default_rng(0)
     cache = open_cache(root / "cache", create=True)
@@ -126,7 +127,8 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
             captions.update({text_key(word, CONTEXT): exact(rng, (TOKENS, WIDTH)) for word in words})
             samples.append(Sample(
                 id=key_of("sample", bucket, number), name=f"{bucket[0]}/{number}.png", source=0,
-                role="train" if number < count else "validation", picture=key_of("picture", bucket, number),
+                role="validation" if number >= count else "prior" if prior and number % 2 else "train",
+                picture=key_of("picture", bucket, number),
                 size=bucket, bucket=bucket, views=tuple(placed), repeats=repeats, weight=weight,
                 texts=tuple(Text(caption=word, weight=1.0, key=text_key(word, CONTEXT)) for word in words)))
         wide = {key: np.abs(exact(np.random.default_rng(int(key[:8], 16)), row.shape)) for key, row in here.items()

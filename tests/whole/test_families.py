@@ -48,7 +48,7 @@ from prep.models.device import hollow
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions, TextOptions
 from prep.models.pipeline import schedule_in_code, scheduler_config
-from prep.training.schema import Sampling
+from prep.training.schema import Preserve, Sampling
 from train.check import check
 from train.config.load import parse
 from train.memory.room import room_of
@@ -635,6 +635,20 @@ def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made, ours, pip
                 losses.append(loss_by_hand(ours, case, pipe, model, latent, batch, number, made, name))
             ours_B = sample_losses(given, found.config.loss)
             assert torch.allclose(ours_B, torch.stack(losses).view(-1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.few
+def test_the_base_predicts_beside_its_adapters(case, made, ours):
+    """As it does without any, and what is trained does not: what `preserve` compares."""
+    found = setup(made, lora={"rank": 2, "targets": "all-linear"})
+    trainee, latents = create_state(found, CPU), latents_of(found.manifest)
+    scattered(trainee.denoiser.parameters, 1)
+    requests = draws.training(found.index, found.plan, 0, 1, timesteps=ours.timesteps)
+    with batches(Rows(found.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
+        for batch in feed:
+            plain = forward(ours, batch, latents, found.config.loss).predicted_BChw
+            given = forward(trainee.denoiser, batch, latents, found.config.loss, Preserve(prior=True), together=True)
+            assert torch.equal(given.base_BChw, plain) and not torch.allclose(given.predicted_BChw, plain, rtol=0.1)
 
 
 def bucket_of(found: Any, shot: Any) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from prep.training.interval import interval_of
 from prep.training.schema import Config
 from train.config.load import by_name
 from train.optim.schedule import warmup_steps
+from train.sampling.prompts import places_of
 from train.setup import dropout_of
 
 
@@ -26,6 +27,12 @@ def check_masks(index: Index, config: Config) -> None:
 def check_dropout(index: Index, config: Config) -> None:
     """Raises `ConfigError` if references are to be dropped that text rows show."""
     require_shown(index, dropout_of(config))
+
+
+def check_preserved(index: Index, config: Config) -> None:
+    """Raises `ConfigError` if the prompts that are to be preserved have no rows."""
+    if config.preserve.prompted:
+        places_of(index, config.preserve.prompts)
 
 
 def uses_masks(index: Index, config: Config) -> bool:

@@ -15,7 +15,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.pipeline import weighted_files
 from prep.training.optimizers import OPTIMIZERS
-from prep.training.schema import Config, Lora
+from prep.training.schema import Config, Lora, Preserve
 from train.check.data import uses_masks
 from train.check.objective import prediction_of
 from train.config.unused import Facts, unused
@@ -27,9 +27,11 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
     one, latents of another program."""
     if model is not None and index is not None:
-        yield from unused(config, Facts(masked=uses_masks(index, config), referring=index.referring,
-                                        held_out=any(map(len, index.validation)), large=model.large,
-                                        convolves=model.convolves, rescaled=model.rescaled))
+        facts = Facts(masked=uses_masks(index, config), prior=bool(manifest.document["samples"]["prior"]),
+                      referring=index.referring, held_out=any(map(len, index.validation)), large=model.large,
+                      convolves=model.convolves, rescaled=model.rescaled)
+        yield from unused(config, facts)
+        yield from _preserving(config.preserve, facts)
     if model is not None and model.adapter is not None:
         yield from model.adapter.notes
     if model is not None and model.drawing != model.path:
@@ -51,6 +53,18 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     if imported is not None and not imported["verified"]:
         yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
+
+
+def _preserving(preserve: Preserve, facts: Facts) -> Iterator[str]:
+    """What the base's own predictions cost."""
+    cost = "the base model predicts beside the trained one, a forward pass more in each micro-batch"
+    if preserve.unmasked and facts.masked:
+        yield f"preserve.unmasked is on: {cost}"
+    elif preserve.prior and facts.prior:
+        yield f'preserve.prior is on: {cost} with samples of role "prior"'
+    if preserve.prompted:
+        yield ("preserve.prompted is on: both models predict each micro-batch for another prompt, too; steps take "
+               "about twice as long")
 
 
 def _drawing(model: CheckedModel, family: Family) -> str:

@@ -19,6 +19,7 @@ class Facts:
     """What decides beside the settings: the data and the model."""
 
     masked: bool  # whether masks are used
+    prior: bool  # whether there are samples of role "prior"
     referring: bool  # whether there are reference pictures
     held_out: bool  # whether there are validation samples
     large: bool  # whether convolutions larger than 1x1 get an adapter
@@ -105,7 +106,11 @@ def _of_draws(config: Config, facts: Facts) -> _Reasons:
     if facts.rescaled:
         yield ("zero_terminal_snr",), "the model's own noise schedule ends in pure noise"
     if not facts.masked:
-        yield ("loss.unmasked_weight", "loss.normalize_area"), "no masks are used"
+        yield ("loss.unmasked_weight", "loss.normalize_area", "preserve.unmasked"), "no masks are used"
+    if not config.preserve.prompted:
+        yield ("preserve.prompts",), "preserve.prompted is 0"
+    if not facts.prior:
+        yield ("preserve.prior",), 'no sample has the role "prior"'
     if not facts.referring:
         yield ("reference_dropout", "each_reference_dropout"), "no picture has references"
 

@@ -8,8 +8,8 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -34,6 +34,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, an
 
 from peft import LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model  # noqa: E402
 from peft.tuners.lora import LoraLayer  # noqa: E402
+from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: E402
 
 # Suffixes of PEFT's parameter names. The magnitude is that of DoRA (Liu et al. 2024): the length of each row.
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
@@ -66,6 +67,19 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets,
             require_directions(name, layers[name], adapter, lora)
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in parameters.items() if value.requires_grad}
+
+
+@contextmanager
+def without_adapters(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser as it was before `attach` inside the `with` block."""
+    layers = [module for module in denoiser.modules() if isinstance(module, BaseTunerLayer)]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True  # enable_adapters would change which of their parameters are trained
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def reads_base(lora: Lora) -> bool:

@@ -18,7 +18,7 @@ from prep.cache.ledger.ledger import Ledger, ledger_at_hand
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
-from prep.formatting import counted
+from prep.formatting import counted, printable
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
 from prep.keys import MaskedLatentKeys, MaskKeys, negative_key, text_key, unconditional_key
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts
+_FILE = Path("prompts.txt")
 MOST_PICTURE = 1 << 30  # bytes of a file that a prompt names
 
 
@@ -85,6 +86,23 @@ def _mask_of(index: Index, references: Sequence[Mapping[str, Any]]) -> RowRef | 
     own = references[0].get("mask")
     return (index.mask_beside(references[0]["shard"], references[0]["row"]) if own is None else
             index.ref(own["shard"], own["row"]))
+
+
+def places_of(index: Index, texts: Iterable[str]) -> tuple[RowRef, ...]:
+    """The places of the rows of prompts that were encoded with the manifest; "" is no prompt. Raises `ConfigError` for
+    another, and for a family whose text rows also hold references."""
+    if index.seeing:
+        raise ConfigError("preserve.prompted is above 0, expected 0 where rows of text also show references",
+                          hint="--set preserve.prompted=0")
+    encoded = {each["prompt"]: each["positive"] for each in index.manifest.document["prompts"]["samples"]}
+    encoded[""] = index.manifest.document["prompts"]["unconditional"]
+    for text in texts:
+        if text not in encoded:
+            known = ", ".join(f"'{printable(each)}'" for each in [*encoded][:MOST_CAPTIONS] if each)
+            raise ConfigError(f"preserve.prompts has '{printable(text)}', expected \"\" or a prompt of the manifest"
+                              f"{f': {known}' if known else ', which has none'}",
+                              hint=f"write it into a file of prompts, and {prompts_command(index.manifest, _FILE)}")
+    return tuple(index.ref(**encoded[text]) for text in texts)
 
 
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:

@@ -97,8 +97,8 @@ def _backend(draft: Draft, config: ToolConfig, beside: Mapping[str, Mapping[str,
     role: Role = "validation" if config.get("dataset_type", str, "image") == "eval" else "train"
     for name in ("is_regularisation_data", "is_regularization_data"):
         if config.get(name, bool, False):
-            config.note(name, f'role = "prior": the loss compares with the pictures themselves, not with predictions '
-                        f"of the base model; {BALANCED}")
+            config.note(name, 'role = "prior"; with preserve.prior = true in train.toml it is compared with '
+                        f"predictions of the base model, as in SimpleTuner; {BALANCED}")
             role = "prior"
     table = _table(config)
     caption = _caption(config)

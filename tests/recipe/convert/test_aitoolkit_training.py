@@ -170,6 +170,24 @@ def test_masks_and_references(convert_job):
     assert found.recipe.reference_fit == "bucket" and [one.weight for one in found.recipe.sources] == [1, 0.5]
 
 
+def test_what_the_base_predicts(convert_job):
+    found, config = convert_job(
+        datasets=[{"folder_path": "photos"}, {"folder_path": "reg", "is_reg": True, "prior_reg": True},
+                  {"folder_path": "more", "is_reg": True}],
+        train={"inverted_mask_prior": True, "inverted_mask_prior_multiplier": 0.25})
+    assert config.preserve.prior and config.preserve.unmasked == 0.25
+    assert [one.role for one in found.recipe.sources] == ["train", "prior", "prior"]
+    assert notes(found)["datasets.prior_reg"].endswith("all is written")
+    assert not convert_job(datasets=[{"folder_path": "reg", "is_reg": True}])[1].preserve.prior
+    found, config = convert_job(train={"diff_output_preservation": True, "diff_output_preservation_class": "a  person"},
+                                sample={"samples": [{"prompt": "a cat"}]})
+    assert (config.preserve.prompted, config.preserve.prompts) == (1.0, ("a person",))
+    assert [one.text for one in parse_prompts(found.prompts)] == ["a cat", "a person"]
+    found, config = convert_job(train={"blank_prompt_preservation": True, "blank_prompt_preservation_multiplier": 2})
+    assert (config.preserve.prompted, config.preserve.prompts) == (2.0, ("",))
+    assert len(list(parse_prompts(found.prompts))) == 1
+
+
 def test_prompts(convert_job, tmp_path):
     (tmp_path / "ref.png").write_bytes(b"")
     found, config = convert_job(sample={"seed": -1, "neg": "blurry", "samples": [

@@ -38,7 +38,7 @@ def test_a_whole_file(convert_json, tmp_path):
     assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="none"), (
         "crops are random where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "skipped: concept 'not now'"
-    assert "not with predictions of the base model" in said(found)["concepts[2].type"]
+    assert "with preserve.prior = true in train.toml" in said(found)["concepts[2].type"]
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
 
 

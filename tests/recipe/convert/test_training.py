@@ -40,7 +40,8 @@ ONETRAINER = {
     "aspect_ratio_bucketing": True, "learning_rate": 0.0003, "learning_rate_scheduler": "COSINE",
     "learning_rate_warmup_steps": 100.0, "epochs": 20, "batch_size": 2, "gradient_accumulation_steps": 2, "ema": "GPU",
     "ema_decay": 0.999, "gradient_checkpointing": "ON", "train_dtype": "BFLOAT_16", "masked_training": True,
-    "unmasked_weight": 0.2, "normalize_masked_area_loss": True, "loss_weight_fn": "MIN_SNR_GAMMA",
+    "unmasked_weight": 0.2, "normalize_masked_area_loss": True, "masked_prior_preservation_weight": 0.3,
+    "loss_weight_fn": "MIN_SNR_GAMMA",
     "loss_weight_strength": 4.0, "lora_rank": 8, "lora_alpha": 4.0, "clip_grad_norm": 0.8, "sample_after": 50,
     "sample_after_unit": "STEP", "backup_after": 30, "backup_after_unit": "MINUTE", "offset_noise_weight": 0.1,
     "noise_x": 0.3,
@@ -118,6 +119,7 @@ def test_a_main_configuration_of_onetrainers(folder):
         assert (config.lora.rank, config.lora.alpha, config.optimizer.lr, config.optimizer.clip) == (8, 4, 3e-4, 0.8)
         assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-7)
         assert config.optimizer.weight_decay == 0.02
+        assert config.preserve.prior and config.preserve.unmasked == 0.3
         assert (config.loss.masked, config.loss.unmasked_weight, config.loss.normalize_area) == (True, 0.2, True)
         assert (config.loss.min_snr, config.ema.decay, config.precision) == (4, 0.9997999, "bf16")
         assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 50, 25)

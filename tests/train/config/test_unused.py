@@ -15,7 +15,7 @@ from prep.training.table import SETTINGS
 from train.config.load import load_config
 from train.config.unused import Facts, depends_on_device, unused, unused_on
 
-USUAL = Facts(masked=True, referring=True, held_out=True, large=True, convolves=True, rescaled=False)
+USUAL = Facts(masked=True, prior=True, referring=True, held_out=True, large=True, convolves=True, rescaled=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,8 @@ TABLE: Mapping[str, Any] = {
         "optimizer.momentum", "optimizer.d_coef", "optimizer.bias_correction", "optimizer.clip", "schedule.name",
         "schedule.warmup", "timesteps.distribution", "timesteps.shift", "timesteps.shift_by_size", "timesteps.low",
         "timesteps.high", "noise.offset", "noise.pyramid", "noise.perturbation", "loss.masked", "loss.min_snr",
-        "loss.weighting", "loss.huber", "ema.decay", "sample.every", "checkpoint.every", "checkpoint.keep",
+        "loss.weighting", "loss.huber", "preserve.prompted", "ema.decay", "sample.every", "checkpoint.every",
+        "checkpoint.keep",
         "checkpoint.copy_gib", "log.plot", "log.tensorboard", "log.wandb", "result.dtype", "result.title",
         "result.author", "result.description", "result.license", "result.trigger"), ALWAYS),
     "tf32": Idle(value=True, device="cpu", why="the device is cpu, expected an NVIDIA GPU for it"),
@@ -98,6 +99,9 @@ TABLE: Mapping[str, Any] = {
     "each_reference_dropout": Idle(value=0.5, facts={"referring": False}, why="no picture has references"),
     "loss.unmasked_weight": Idle(value=0.5, facts={"masked": False}, why="no masks are used"),
     "loss.normalize_area": Idle(value=True, facts={"masked": False}, why="no masks are used"),
+    "preserve.unmasked": Idle(value=0.5, facts={"masked": False}, why="no masks are used"),
+    "preserve.prompts": Idle(value=["", "x"], unless={"preserve.prompted": 1.0}, why="preserve.prompted is 0"),
+    "preserve.prior": Idle(value=True, facts={"prior": False}, why='no sample has the role "prior"'),
     "ema.device": Idle(value="cpu", unless={"ema.decay": 0.9}, why="ema.decay is 0"),
     "validation.every": Idle(value=5, facts={"held_out": False}, why="the manifest holds out no samples"),
     **dict.fromkeys(("validation.timesteps", "validation.most"),

@@ -45,6 +45,8 @@ COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 6, "--micro-
 CPU = torch.device("cpu")
 KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
          "beside": ("--rank", 2),
+         "preserve": ("--rank", 2, "--set", "preserve.prior=true", "--set", "preserve.unmasked=0.5", "--set",
+                      "preserve.prompted=0.5", "--set", 'preserve.prompts=["", "a red circle"]'),
          "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
 
 
@@ -95,11 +97,11 @@ def others_read_pieces(train, path, folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
-    ("lora", 4), ("beside", 2), ("full", 2)])
+    ("lora", 4), ("beside", 2), ("full", 2), ("preserve", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, setup_of, train, tmp_path, kind, count):
     """Also what is validated and drawn in between, with the average in place of the weights; also beside a training
-    adapter."""
-    made, one, run = make(validation=3), tmp_path / "one", tmp_path / "divided"
+    adapter, and with what the base predicts, which each process asks as often as others."""
+    made, one, run = make(validation=3, prior=kind == "preserve"), tmp_path / "one", tmp_path / "divided"
     path, words = made.path, ("run", made.path, *COMMON, *KINDS[kind])
     if kind == "beside":
         training_adapter(setup_of(made, lora={"rank": 3, "targets": "kohya-conv"}), tmp_path / "beside.safetensors")

@@ -20,6 +20,7 @@ from prep.recipe.convert.aitoolkit.noise import put_noise
 from prep.recipe.convert.aitoolkit.optimizer import put_optimizer, put_schedule
 from prep.recipe.convert.aitoolkit.samples import prompts_of, put_sampling
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
+from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.training import Training, number_of
 
 TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer")  # types of a process that trains on datasets
@@ -44,7 +45,6 @@ _LEFT: Mapping[str, str] = {
     "train.force_first_sample": "pictures are drawn after the steps of sample.every, never before the first",
     "train.prompt_dropout_prob": "the nearest is caption_dropout",
     "train.bypass_guidance_embedding": "guidance is given as a number: guidance_embedding",
-    "train.inverted_mask_prior": "the nearest is loss.unmasked_weight",
     "save.push_to_hub": "upload the result with train push",
     "save.hf_repo_id": "upload the result with train push",
     "sample.sample_start_step": "pictures are drawn from the first interval on",
@@ -103,6 +103,7 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     train, model = job["train"], job["model"]
     network = job["network"] if isinstance(process.get("network"), dict) else None
     put_method(network, model, training)
+    _preserve(train, tables, training)
     divide = steps_there(train, training)
     put_optimizer(train, training)
     put_schedule(train, training)
@@ -114,11 +115,34 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
         training.put("result.title", name, "config.name")
     training.settle()
     prompts = prompts_of(job["sample"], trigger, training)
+    for text in training.settings.get("preserve.prompts", ()):  # each needs a row
+        prompts += prompt_text([Sampled(prompt=text)])
     _others(job, training)
     fit = dataset.reference_fit(draft, tables)
     converted = draft.finish()
     return replace(converted, training=training, prompts=prompts, recipe=replace(
         converted.recipe, model=options, reference_fit=fit))
+
+
+def _preserve(train: ToolConfig, tables: list[Any], training: Training) -> None:
+    """Converts what is compared with the base model: cells that masks hide, and pictures of regularization."""
+    multiplier = number_of(train.any("inverted_mask_prior_multiplier"))
+    if train.any("inverted_mask_prior") is True:
+        training.put_nearest("preserve.unmasked", 0.5 if multiplier is None else multiplier,
+                             "train.inverted_mask_prior")
+    for name, key in (("blank_prompt_preservation", ""), ("diff_output_preservation", "_class")):
+        weight, other = number_of(train.any(f"{name}_multiplier")), train.any(f"{name}{key}") if key else ""
+        if train.any(name) is True and isinstance(other, str):
+            training.put_nearest("preserve.prompted", 1.0 if weight is None else weight, f"train.{name}")
+            training.put("preserve.prompts", [" ".join(other.split())], f"train.{name}{key}")
+            if other.strip():
+                training.note(f"train.{name}{key}", other, "is preserved as a prompt, and not in the words of each "
+                              "caption; it is the last line of the prompt file, which gives it its row")
+    compared = [table.get("prior_reg") is True for table in tables if table.get("is_reg") or table.get("prior_reg")]
+    if any(compared):
+        training.put("preserve.prior", True, "datasets.prior_reg")
+    if len(set(compared)) > 1:
+        training.note("datasets.prior_reg", None, 'for all datasets of role "prior" or for none; all is written')
 
 
 def _named(value: Any, name: Any) -> Any:

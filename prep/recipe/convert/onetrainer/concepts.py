@@ -112,8 +112,8 @@ def _role(config: ToolConfig) -> Role:
         return "validation"
     role = _ROLES[one_of(named, _ROLES, config.key("type"))]
     if role == "prior":
-        config.note("type", f'role = "prior": the loss compares with the pictures themselves, not with predictions '
-                    f"of the base model; {BALANCED}")
+        config.note("type", 'role = "prior"; with preserve.prior = true in train.toml it is compared with predictions '
+                    f"of the base model, as in OneTrainer; {BALANCED}")
     return role
 
 

@@ -20,9 +20,13 @@ def put_loss(config: ToolConfig, training: Training) -> None:
         training.put_nearest("loss.unmasked_weight", 0.1 if weight is None else weight, "unmasked_weight")
         by_area = bool(config.any("normalize_masked_area_loss"))
         training.put("loss.normalize_area", by_area, "normalize_masked_area_loss")
+        kept = number_of(config.any("masked_prior_preservation_weight"))
+        if kept and training.settings["method"] == "lora":  # without effect on others
+            training.put_nearest("preserve.unmasked", kept, "masked_prior_preservation_weight")
     else:
         training.put("loss.masked", False, "masked_training")  # although there may be masks
-        for name in ("unmasked_weight", "normalize_masked_area_loss", "unmasked_probability"):
+        for name in ("unmasked_weight", "normalize_masked_area_loss", "unmasked_probability",
+                     "masked_prior_preservation_weight"):
             config.any(name)
     kind, strength = str(config.any("loss_weight_fn") or "CONSTANT"), number_of(config.any("loss_weight_strength"))
     if kind == "MIN_SNR_GAMMA":

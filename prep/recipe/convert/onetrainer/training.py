@@ -62,6 +62,8 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     concepts.fill(draft, _concepts(config, read), _image(config))
     training = Training()
     put_method(config, training)
+    if training.settings["method"] == "lora" and any(source.role == "prior" for source in draft.sources):
+        training.put("preserve.prior", True, "concepts.type")
     put_batches(config, training)
     put_optimizer(config, training)
     put_full(config, training)
