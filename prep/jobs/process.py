@@ -17,7 +17,7 @@ from prep.runtime import main_of, python
 NEW_GROUP = 0x00000200  # CREATE_NEW_PROCESS_GROUP of Windows
 
 
-def start(words: Sequence[str], folder: Path, *, out: IO[bytes], err: IO[bytes] | int,
+def start(words: Sequence[str], folder: Path, *, out: IO[bytes] | int, err: IO[bytes] | int,
           more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Starts `prep …` or `train …` in a directory, in a group of its own, with `more` in its environment.
 

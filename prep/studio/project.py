@@ -34,6 +34,7 @@ class Project:
     models: tuple[str, ...] = ()  # directories, and single files
     manifests: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()  # to other directories, which are not looked into: they may lead out of the project
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of a kind, a field of this record; "source": recipes, then pictures."""
@@ -88,10 +89,12 @@ def _kind_of_directory(path: Path) -> str:
         return "runs"
     if (path / INDEX).is_file() or (path / MODULAR).is_file():
         return "models"
+    if path.is_symlink():
+        return "links"
     inside = _some(path)
     if any(_is_picture(inner) for inner in inside):
         return "pictures"
-    return "pictures" if any(_is_picture(deeper) for inner in inside[:20] if inner.is_dir()
+    return "pictures" if any(_is_picture(deeper) for inner in inside[:20] if inner.is_dir(follow_symlinks=False)
                              for deeper in _some(Path(inner.path))) else ""
 
 

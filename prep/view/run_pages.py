@@ -37,7 +37,7 @@ OFTEN, SELDOM = 2, 10  # seconds between looks of the page, while a run goes on 
 def page_of_run(site: Site, run: RunFiles) -> str:
     """The run so far: its state, curves, pictures through time, and its worst samples."""
     history, state, hard, data = run.history, run.state, site.hardness(), site.data
-    films, note = films_of(history.grids, lambda grid: _cells(history.grids, grid), partial(_shot, site.base),
+    films, note = films_of(history.grids, partial(cells_of, history.grids), partial(shot_of, site.base),
                            steps=STEPS, prompts=PROMPTS)
     shown = 0 if hard is None else int((hard.shown > 0).sum())
     worst = data.selector.select(Query(sort="loss", descending=True))[:min(WORST, shown)].tolist()
@@ -52,13 +52,14 @@ def page_of_run(site: Site, run: RunFiles) -> str:
         token=site.edit_token, tag=run_tag(run), **_process(state))
 
 
-def _cells(grids: Sequence[Grid], number: int) -> dict[Prompt, Cell]:
+def cells_of(grids: Sequence[Grid], number: int) -> dict[Prompt, Cell]:
     """The place of each prompt's picture in a grid; -1: the whole, if its prompts are not known."""
     return {prompt: (number, cell, grids[number].step) for cell, prompt in enumerate(keyed_prompts(grids[number]))} or {
         ("", 0): (number, -1, grids[number].step)}
 
 
-def _shot(base: str, name: str, place: Cell) -> Shot:
+def shot_of(base: str, name: str, place: Cell) -> Shot:
+    """A picture in a grid, below the addresses of its run's pages."""
     grid, cell, step = place
     return Shot(name=name, address=f"{base}/cell/{grid}/{'all' if cell < 0 else cell}?step={step}", lazy=True)
 

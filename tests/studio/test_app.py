@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 from viewing import Viewing, studio_here
 
-from prep.cli.forms import forms_of
+from prep.cli.forms import step_forms
 from prep.demo import write_demo
 from prep.jobs.queue import add, job_of, jobs_of
 from prep.studio.looks import Looks
 from prep.studio.project import read_project
-from prep.studio.steps import STEPS, next_step
+from prep.studio.steps import next_step
 from prep.view.guard import App, Receive, Scope, Send
 
 PATIENCE = 60.0  # seconds, on a busy machine
-FORMS = [form for program in ("prep", "train")
-         for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
+FORMS = step_forms()
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,12 @@ import pytest
 from browser import Browser
 from viewing import studio_here
 
-from prep.cli.forms import forms_of
+from prep.cli.forms import step_forms
 from prep.demo import write_demo
 from prep.jobs.queue import jobs_of
 from prep.studio.project import read_project
-from prep.studio.steps import STEPS
 
-FORMS = [form for program in ("prep", "train")
-         for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
+FORMS = step_forms()
 PATIENCE = 300.0  # seconds for a job, on a busy machine
 WIDTHS = (1200, 390)
 
