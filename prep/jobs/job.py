@@ -116,6 +116,12 @@ class Job:
                 "stopping": self.stopping, "doing": self.doing, "done": self.done, "total": self.total}
 
 
+def written_by(job: Job) -> list[str]:
+    """Where a command of training has its run: what it names with -o, else runs/STEM of a manifest that it names."""
+    output = job.option("--output", "-o")
+    return [output] if output else [f"runs/{Path(word).stem}" for word in job.words if word.endswith(".json")]
+
+
 def jobs_document(jobs: Sequence[Job], **more: Any) -> dict[str, Any]:
     """Jobs as `prep jobs --json` and the pages of `prep studio` tell them, with what else is told."""
     return {"format": "latentry/jobs", "version": 1, **more, "jobs": [job.as_json() for job in jobs]}

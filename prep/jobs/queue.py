@@ -18,7 +18,19 @@ from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
 from prep.fs.untrusted import append_regular, entries, read_regular
-from prep.jobs.job import DIGITS, FOLDER, FORMAT, MOST, VERSION, Job, Stop, checked_words, read_job, read_jobs
+from prep.jobs.job import (
+    DIGITS,
+    FOLDER,
+    FORMAT,
+    MOST,
+    VERSION,
+    Job,
+    Stop,
+    checked_words,
+    read_job,
+    read_jobs,
+    written_by,
+)
 from prep.jobs.process import end
 from prep.parse import Unparsed, expect, list_of
 
@@ -73,8 +85,7 @@ def _continued(job: Job, project: Path) -> Sequence[str]:
     """`train run … -o RUN` as `train run --resume -o RUN` on the same device, if the run has a checkpoint."""
     if job.words[:2] != ("train", "run") or "--resume" in job.words:
         return job.words
-    usual = [f"runs/{Path(word).stem}" for word in job.words if word.endswith(".json")]  # of a manifest, without -o
-    for output in [job.option("--output", "-o")] if job.option("--output", "-o") else usual:
+    for output in written_by(job):
         if any((project / output / "checkpoints").glob("step-*")):
             return ["train", "run", "--resume", "-o", output, *(["--device", job.device] if job.device else [])]
     return job.words

@@ -6,6 +6,7 @@
     /jobs                        /jobs/NUMBER, with ETags
     POST /jobs/NUMBER/ACTION     stop, kill, again, first, remove; POST /queue/pause, /queue/start
     /look/KIND/NAME/…            the pages of `prep view` for a manifest, a run or a source of the project
+    /within/KIND/FOLDER/NAME/…   the same of what is in a directory of the project, as runs are by default
     /compare                     ?run=NAME&run=NAME: runs beside each other, with an ETag
     /api/jobs                    the same as JSON: GET, and POST {"words": ["train", "run", …]}; /api/jobs/NUMBER
     POST /api/jobs/NUMBER/ACTION
@@ -39,7 +40,7 @@ from prep.studio.looks import Looks
 from prep.studio.pages import LOG, OFTEN, form_page, job_page, jobs_page, jobs_tag, name_of, project_page, step_of
 from prep.studio.project import read_project
 from prep.studio.queue import Queue
-from prep.view.compare import MOST, Compared, compare_page, compare_tag
+from prep.view.compare import MOST, compare_page, compare_tag, compared
 from prep.view.guard import Guard, new_token
 from prep.view.pages import error_page
 
@@ -66,7 +67,8 @@ class Studio:
             Route("/queue/{action}", self._switch, methods=["POST"]),
             Route("/api/jobs", self._listed), Route("/api/jobs", self._posted, methods=["POST"]),
             Route("/api/jobs/{name}", self._told), Route("/api/jobs/{name}/{action}", self._acted, methods=["POST"]),
-            Route("/static/{name}", _static), Mount("/look/{kind}/{name}", self.looks)],
+            Route("/static/{name}", _static), Mount("/look/{kind}/{name}", self.looks),
+            Mount("/within/{kind}/{folder}/{name}", self.looks)],
             exception_handlers={HTTPException: self._error, Problem: self._error, OSError: self._error})
         app.router.redirect_slashes = False
         self.app = Guard(app, token, self.edit_token)
@@ -130,11 +132,9 @@ class Studio:
         if not 2 <= len(names) <= MOST:
             raise UsageError(f"{counted(len(names), 'run')} {'is' if len(names) == 1 else 'are'} chosen, expected 2 to "
                              f"{MOST}", hint="choose them on the project's page")
-        runs = [Compared(name=name, base=site.base, files=site.run)
-                for name, (_, site) in ((name, self.looks.open("runs", name)) for name in names)
-                if site.run is not None]
-        return _tagged(request, compare_tag(runs), lambda _: compare_page(
-            runs, **self._site() | {"home": self._base, "has_run": False, "root": ""}))
+        sites = [self.looks.open("runs", name)[1] for name in names]
+        runs = compared([(site.base, site.run) for site in sites if site.run is not None])
+        return _tagged(request, compare_tag(runs), lambda _: compare_page(runs, self._base, home=self._base))
 
     def _jobs(self, request: Request) -> Response:
         jobs, trouble = queue.jobs_of(self._project), self._queue.trouble

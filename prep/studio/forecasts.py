@@ -118,8 +118,8 @@ def _of_encode(document: Mapping[str, Any]) -> Answer:
     facts = [
         *((f"{name}s" if name != "text" else "texts", f"{count:,} to encode, {reused.get(name, 0):,} in the cache")
           for name, count in encoded.items()),
-        ("bytes of new rows", format_bytes(sum(field["bytes"] for field in estimate["fields"].values()))),
-        ("pictures left out", counted(rejected, "finding") if rejected else ""),
+        ("size of new rows", format_bytes(sum(field["bytes"] for field in estimate["fields"].values()))),
+        ("pictures left out", f"{rejected:,}" if rejected else ""),
         ("memory of the text encoder", _bytes(memory.get("text"))),
         ("memory of the VAE", _bytes(memory.get("latent")) and (
             f"{_bytes(memory['latent'])}, for {counted(memory['batch_size'], 'picture')} at a time"
@@ -137,7 +137,7 @@ def _of_check(document: Mapping[str, Any]) -> Answer:
     if document["faults"] and memory is None:
         faults = document["faults"]
         return Answer(tone="error", says="The run cannot begin.", hints=tuple(
-            f"{fault['what']}. {fault['hint']}".strip() for fault in faults[:FAULTS]))
+            f"{fault['what']}{'; ' * bool(fault['hint'])}{fault['hint']}" for fault in faults[:FAULTS]))
     facts = [("steps of an epoch", f"{document['steps_per_epoch']:,}")]
     if memory is None:
         return Answer(tone="warning", says="The run can begin; its memory cannot be estimated.", facts=tuple(facts),

@@ -32,6 +32,11 @@ OPEN = 4  # sites at a time
 JOBS = 2  # threads that read a source
 
 
+def address_of(base: str, kind: str, name: str) -> str:
+    """Where the pages of a place of a project begin."""
+    return f"{base}/{'within' if '/' in name else 'look'}/{kind}/{quote(name)}"
+
+
 class Looks:
     """An application that shows a manifest, a run or a source by its name in the project."""
 
@@ -41,8 +46,9 @@ class Looks:
         self._sites: OrderedDict[tuple[str, str], tuple[object, App, Site]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request below /look/KIND/NAME."""
-        kind, name = scope["path_params"]["kind"], scope["path_params"]["name"]
+        """Answers a request below /look/KIND/NAME or /within/KIND/FOLDER/NAME."""
+        given = scope["path_params"]
+        kind, name = given["kind"], "/".join(given[part] for part in ("folder", "name") if part in given)
         try:
             app: App = (await run_in_threadpool(self.open, kind, name))[0]
         except Problem as error:
@@ -80,7 +86,7 @@ class Looks:
             return known[1:]
 
     def _opened(self, kind: str, name: str) -> tuple[App, Site]:
-        base, place = f"{self._base}/look/{kind}/{quote(name)}", self._project / name
+        base, place = address_of(self._base, kind, name), self._project / name
         if kind == "manifests":
             return build_app(open_manifest(read_manifest(place)), base, home=self._base)
         if kind == "runs":

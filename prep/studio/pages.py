@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from prep.digest import digest_strings
 from prep.errors import UsageError
 from prep.formatting import shell_name
-from prep.jobs.job import Job
+from prep.jobs.job import Job, written_by
 from prep.jobs.log import size_of, tail
 from prep.pages.layout import render
 from prep.studio.forecasts import Forecast, question_of
 from prep.studio.forms import Field, Form, bounds_of, complete
-from prep.studio.looks import KINDS
+from prep.studio.looks import KINDS, address_of
 from prep.studio.project import Project
 from prep.studio.steps import STEPS, Step, next_step
 
@@ -30,8 +30,8 @@ BUTTONS = {"stop": "Stop after this step", "kill": "Stop now", "again": "Run aga
 def project_page(project: Project, jobs: Sequence[Job], **site: Any) -> str:
     """What there is, the steps, and the jobs that wait or run."""
     at = next_step(project)
-    things = [(kind, shown, [(name, f"{site['base']}/look/{kind}/{quote(name)}/{'run' if kind == 'runs' else ''}")
-                             for name in project.names(kind)]) for kind, shown in KINDS.items() if project.names(kind)]
+    things = [(kind, shown, [(name, _look(site["base"], kind, name)) for name in project.names(kind)])
+              for kind, shown in KINDS.items() if project.names(kind)]
     steps = [(step, step is at, ", ".join(project.names(step.makes)) if step.makes else "") for step in STEPS]
     return render("project.html", **site, steps=steps, things=things, at=at, links=project.links,
                   busy=[_shown(job) for job in jobs if not job.is_over])
@@ -74,7 +74,7 @@ def _forecast(form: Form, asks: Form, known: Mapping[str, Sequence[str]], newest
         words = []
     buttons = [("What would it take?", f"{address}?{_query(usable)}")]
     if any(field.name == "measure" for field in asks.fields):
-        buttons.append(("How long, too? It encodes a few", f"{address}?{_query({**known, 'measure': ['yes']})}"))
+        buttons.append(("Measure how long, too", f"{address}?{_query({**known, 'measure': ['yes']})}"))
     if newest is None:
         return {"buttons": buttons, "fillable": bool(words), "asked": False}
     answer = newest.answer
@@ -116,6 +116,10 @@ def _suggested(field: Field, step: Step | None, project: Project) -> Sequence[st
     return project.names(kind) if kind else field.words if field.is_open else ()
 
 
+def _look(base: str, kind: str, name: str) -> str:
+    return f"{address_of(base, kind, name)}/{'run' if kind == 'runs' else ''}"
+
+
 def jobs_page(jobs: Sequence[Job], *, trouble: str, **site: Any) -> str:
     """The queue: what runs, what waits, and the last jobs that are over, the newest first."""
     over = [job for job in jobs if job.is_over]
@@ -130,7 +134,8 @@ def job_page(job: Job, project: Project, **site: Any) -> str:
     form = "-".join(job.words[:2])
     following = next((STEPS[place + 1] for place, step in enumerate(STEPS[:-1]) if step.form == form), None)
     return render("job.html", **site, job=_shown(job), log=tail(job, LOG), following=following,
-                  run=next((name for name in project.runs if name in job.words), ""))
+                  run=next(((name, _look(site["base"], "runs", name)) for name in written_by(job)
+                            if name in project.runs), None))
 
 
 def jobs_tag(jobs: Sequence[Job], *more: object) -> str:

@@ -62,7 +62,7 @@ def _some(folder: Path) -> Sequence[DirEntry[str]]:
 
 
 def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
-    """The kind of an entry, if it is one of ours, and its name; a directory without kind may contain models."""
+    """The kind of an entry, if it is one of ours, and its name; directories may contain models and runs."""
     path = Path(entry.path)
     with suppress(OSError):
         if entry.is_dir():
@@ -70,8 +70,8 @@ def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
             if kind:
                 yield kind, entry.name
             if kind in ("", "pictures"):
-                yield from (("models", f"{entry.name}/{inner.name}") for inner in _some(path)
-                            if inner.is_dir() and _kind_of_directory(Path(inner.path)) == "models")
+                yield from ((found, f"{entry.name}/{inner.name}") for inner in _some(path) if inner.is_dir()
+                            if (found := _kind_of_directory(Path(inner.path))) in ("models", "runs"))
         elif not entry.is_file():  # a pipe, which would not end
             return
         elif path.suffix == ".toml":

@@ -77,9 +77,10 @@ STEPS = (
 
 
 def next_step(project: Project) -> Step:
-    """The first step that makes what the project lacks; the last of these, if it has all."""
+    """The step after the last one that has made something; that one, if none comes after it."""
     making = [step for step in STEPS if step.makes and step.makes != "settings"]
-    return next((step for step in making if not project.names(step.makes)), making[-1])
+    made = [place for place, step in enumerate(making) if project.names(step.makes)]
+    return making[min(max(made, default=-1) + 1, len(making) - 1)]
 
 
 def _fresh(project: Project, stem: str) -> str:

@@ -39,8 +39,18 @@ class Compared:
     files: RunFiles
 
 
-def compare_page(runs: Sequence[Compared], **site: Any) -> str:
-    """The page of two to `MOST` runs. Raises `PathError`, `CacheError`."""
+def compared(runs: Sequence[tuple[str, RunFiles]]) -> list[Compared]:
+    """Runs by the addresses of their pages; each named by its directory, and what that is in if another has the name.
+    """
+    folders = [files.folder.resolve() for _, files in runs]
+    names = [folder.name for folder in folders]
+    return [Compared(name=name if names.count(name) == 1 else f"{folder.parent.name}/{name}", base=base, files=files)
+            for name, folder, (base, files) in zip(names, folders, runs, strict=True)]
+
+
+def compare_page(runs: Sequence[Compared], base: str, *, home: str) -> str:
+    """The page of two to `MOST` runs, with a link to the project's page at `home`, if there is one. Raises `PathError`,
+    `CacheError`."""
     histories = [run.files.history for run in runs]
     differ, same = _settings(runs)
     charts, (films, note) = _charts(runs, histories), _films(runs, histories)
@@ -52,9 +62,9 @@ def compare_page(runs: Sequence[Compared], **site: Any) -> str:
                 note=f"{plural(same, 'setting')} {'is' if same == 1 else 'are'} the same." if differ.rows else
                 "Nothing: these runs have the same settings, data and models."),
         Section(id="samples", title="Samples", count=len(films), note=note))}
-    return render("compare.html", **site | {
-        "runs": runs, "numbers": _numbers(runs, histories), "charts": charts, "differ": differ, "films": films,
-        "sections": sections, "every": OFTEN if going else SELDOM, "tag": compare_tag(runs)})
+    return render("compare.html", base=base, home=home, edits=False, has_run=False, runs=runs, charts=charts,
+                  numbers=_numbers(runs, histories), differ=differ, films=films, sections=sections,
+                  every=OFTEN if going else SELDOM, tag=compare_tag(runs))
 
 
 def compare_tag(runs: Sequence[Compared]) -> str:
