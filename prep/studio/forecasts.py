@@ -143,7 +143,7 @@ def _of_check(document: Mapping[str, Any]) -> Answer:
         return Answer(tone="warning", says="The run can begin; its memory cannot be estimated.", facts=tuple(facts),
                       hints=notes)
     facts += [(f"memory of {name}", format_bytes(size)) for name, size in memory["parts"].items() if size]
-    facts.append((f"memory of the {memory['device']}", _bytes(memory["total"])))
+    facts.append((f"memory of the {'computer' if memory['device'] == 'cpu' else 'GPU'}", _bytes(memory["total"])))
     ways = tuple((f"{format_bytes(way['peak'])}, which {'fits' if way['fits'] else 'does not fit'}", way["settings"])
                  for way in memory["ways"])
     peak = memory["peak"]
