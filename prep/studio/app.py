@@ -32,6 +32,7 @@ from prep.formatting import counted, printable
 from prep.jobs import queue
 from prep.jobs.job import Job, jobs_document
 from prep.jobs.log import tail
+from prep.pages.compare import MOST
 from prep.pages.layout import static_file
 from prep.parse import Unparsed, expect, list_of
 from prep.studio.forecasts import Forecasts, question_of
@@ -40,9 +41,9 @@ from prep.studio.looks import Looks
 from prep.studio.pages import LOG, OFTEN, form_page, job_page, jobs_page, jobs_tag, name_of, project_page, step_of
 from prep.studio.project import read_project
 from prep.studio.queue import Queue
-from prep.view.compare import MOST, compare_page, compare_tag, compared
 from prep.view.guard import Guard, new_token
 from prep.view.pages import error_page
+from prep.view.run_pages import compare_page, compare_tag, compared
 
 ACTIONS: Mapping[str, Callable[[Path, str], Job]] = {
     "stop": queue.stop, "kill": lambda project, name: queue.stop(project, name, "now"), "again": queue.again,

@@ -17,12 +17,11 @@ from prep.pages.layout import static_file
 from prep.parse import Unparsed, one_of
 from prep.runs.heartbeat import KINDS
 from prep.runs.requests import ask, reply
-from prep.view.compare import compare_page, compare_tag, compared
 from prep.view.diff import Diff, diff_page
 from prep.view.pages import findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
 from prep.view.run import RunFiles
-from prep.view.run_pages import page_of_run, run_tag
+from prep.view.run_pages import compare_page, compare_tag, compared, page_of_run, run_tag
 from prep.view.site import Site
 from prep.view.source.worker import UNDECODABLE
 
