@@ -213,9 +213,10 @@ def _encoded(what: Place, token: str, manifest: Place | None, model: str | None,
 
     place, run = _found(what, manifest)
     opened = open_manifest(read_manifest(place, cache=cache))
-    before, before_run = (None, None) if since is None else _found(since, None)
+    earlier = None if since is None else _found(since, None)
     app, site = build_app(opened, f"/{token}", run, None if model is None else _model(model, opened),
-                          None if before is None else open_manifest(read_manifest(before)), before_run)
+                          None if earlier is None else open_manifest(read_manifest(earlier[0])),
+                          None if earlier is None else earlier[1])
     return Guard(app, token, site.edit_token), site, "" if run is None else "run"
 
 

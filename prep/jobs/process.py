@@ -25,9 +25,10 @@ def start(words: Sequence[str], folder: Path, *, out: IO[bytes] | int, err: IO[b
     """
     apart = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **(more or {})}
-    return subprocess.Popen(python(*main_of(PROGRAMS[words[0]]), *words[1:]), cwd=folder, env=environment,
-                            stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                            **apart)  # type: ignore[call-overload, no-any-return]
+    child: subprocess.Popen[bytes] = subprocess.Popen(
+        python(*main_of(PROGRAMS[words[0]]), *words[1:]), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+        stdout=out, stderr=err, **apart)  # type: ignore[call-overload]
+    return child
 
 
 def end(pid: int, *, now: bool) -> None:
