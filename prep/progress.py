@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 Tick = Callable[[int], object]  # called with the number of newly finished units
 Total = int | Callable[[], int | None] | None  # called again whenever a bar moves; None: not known (yet)
 Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit; unit "": a phase
+FILE = "LATENTRY_PROGRESS"  # the variable that names the file which the commands of jobs tell their progress in
 
 
 class DeferredTotal:

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from prep.jobs.job import PROGRAMS
 from prep.studio.forms import Field, Form, Kind
+from prep.studio.steps import STEPS
 
 LEFT_OUT = {"quiet", "as_json", "no_color", "every", "open_browser", "port"}  # a job's log is read by people
 
@@ -20,6 +21,12 @@ def forms_of(program: str, commands: Sequence[str]) -> list[Form]:
     group: Any = get_command(import_module(PROGRAMS[program]).app)
     return [Form(program=program, command=name, help=group.commands[name].help.split("\n\n")[0].replace("\n", " "),
                  fields=tuple(_fields(group.commands[name]))) for name in commands]
+
+
+def step_forms() -> list[Form]:
+    """The forms of the steps of `prep studio`."""
+    return [form for program in PROGRAMS
+            for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
 
 
 def _fields(command: Any) -> Iterator[Field]:

@@ -52,6 +52,7 @@ def jobs(
     jobs, and no job.
     """
     from prep.jobs import queue
+    from prep.jobs.job import jobs_document
     from prep.jobs.runner import Runner
 
     place, given = resolve(require_local(project, "PROJECT")), list(words or ())
@@ -75,7 +76,7 @@ def jobs(
         return
     found = queue.jobs_of(place)
     if as_json:
-        put_json({"format": "latentry/jobs", "version": 1, "jobs": [job.as_json() for job in found]})
+        put_json(jobs_document(found))
     elif action == "list":
         put("\n".join(map(_line, found)) if found else "no jobs")
     if action == "run" and any(job.state in ("failed", "lost") and job.name not in before for job in found):
@@ -105,8 +106,10 @@ def _interruptible() -> None:
 
 
 def _told(job: Job, *, as_json: bool) -> None:
+    from prep.jobs.job import jobs_document
+
     if as_json:
-        put_json({"format": "latentry/jobs", "version": 1, "jobs": [job.as_json()]})
+        put_json(jobs_document([job]))
     else:
         put(_line(job))
 

@@ -29,19 +29,16 @@ def studio(
     Reachable from this computer only, and only with the token in the printed address.
     """
     serving.require_extra()
-    from prep.cli.forms import forms_of
+    from prep.cli.forms import step_forms
     from prep.images.decode import quiet_pillow
     from prep.studio.app import Studio
-    from prep.studio.steps import STEPS
     from prep.view.guard import new_token
 
     quiet_pillow()
     place, token = resolve(require_local(project, "PROJECT")), new_token()
     if not place.is_dir():
         raise PathError(f"there is no directory {place}", hint=f"mkdir -p {project}")
-    forms = [form for program in ("prep", "train")
-             for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
-    pages = Studio(place, forms, token)
+    pages = Studio(place, step_forms(), token)
     try:
         serving.serve(pages.app, port, f"{token}/", "", "latentry/studio", open_browser=open_browser, as_json=as_json,
                       more={"edit_token": pages.edit_token})

@@ -19,14 +19,13 @@ from typing import Any
 from prep.cli.console import color_allowed, say
 from prep.formatting import clock, counted, format_bytes, grouped
 from prep.fs.untrusted import append_regular
-from prep.progress import Progress, Total
+from prep.progress import FILE, Progress, Total
 
 SLOW = 1.0  # seconds of work after which a bar is shown
 PHASE = 5.0  # seconds after which a phase is named without a terminal
 FIRST = 10.0  # seconds after which a stage with a unit is named without a terminal
 PACE = 60.0  # seconds between lines without a terminal
 NOTED = 2.0  # seconds between lines of the file
-FILE = "LATENTRY_PROGRESS"
 _open: list[Ticker] = []  # the innermost last
 
 

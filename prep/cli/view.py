@@ -44,8 +44,8 @@ def view(
     model: Annotated[str | None, typer.Option(
         help="the model that made the cache, a directory or a Hub id: shows tokens, which of them are cut off, and "
         "decoded latents; for a SOURCE, the model whose buckets to show")] = None,
-    since: Annotated[Path | None, typer.Option(help="an earlier manifest: shows both side by side, and which samples "
-                                               "changed")] = None,
+    since: Annotated[Path | None, typer.Option(help="an earlier manifest, or the run on one: shows both side by "
+                                               "side, and which samples changed; of two runs, what differs")] = None,
     scan: Annotated[bool, typer.Option("--scan", help="scan a SOURCE first, as prep scan does; else findings of "
                                        "earlier scans are shown")] = False,
     edit: Annotated[bool, typer.Option("--edit", help="edit captions and masks of a SOURCE, or of a MANIFEST's "
@@ -213,8 +213,10 @@ def _encoded(what: Place, token: str, manifest: Place | None, model: str | None,
 
     place, run = _found(what, manifest)
     opened = open_manifest(read_manifest(place, cache=cache))
-    earlier = None if since is None else open_manifest(read_manifest(since))
-    app, site = build_app(opened, f"/{token}", run, None if model is None else _model(model, opened), earlier)
+    earlier = None if since is None else _found(since, None)
+    app, site = build_app(opened, f"/{token}", run, None if model is None else _model(model, opened),
+                          None if earlier is None else open_manifest(read_manifest(earlier[0])),
+                          None if earlier is None else earlier[1])
     return Guard(app, token, site.edit_token), site, "" if run is None else "run"
 
 

@@ -4,6 +4,7 @@
                                         "added": 1764078000.1}: written once
     PROJECT/jobs/000012/started.json   {"pid": …, "start": …, "boot": …, "host": …, "time": …} of its keeper, which
                                         touches it every few seconds
+    PROJECT/jobs/000012/child.json     the same of its command, which may outlive its keeper
     PROJECT/jobs/000012/log.txt        what it prints
     PROJECT/jobs/000012/progress.jsonl what it does and how far it is, a line every few seconds
     PROJECT/jobs/000012/stop.request   "soon" or "now"
@@ -31,7 +32,7 @@ from prep.parse import Unparsed, count, expect, list_of, within
 from prep.runs.heartbeat import boot_id, is_running
 
 FORMAT, VERSION = "latentry/job", 1
-FOLDER = "jobs"
+FOLDER, CHILD = "jobs", "child.json"
 PROGRAMS = {"prep": "prep.cli.main", "train": "train.cli.main"}  # and the modules with their `main`
 MOST = 1 << 20  # bytes of a document
 MOST_WORDS, LONGEST = 1000, 1 << 16  # of a command, and its characters, which take 12 bytes in JSON at most
@@ -58,6 +59,7 @@ class Job:
     doing: str = ""  # while it runs: the stage that it is at
     done: int = 0  # of that stage
     total: int | None = None
+    alone: int | None = None  # the process of its command, which runs though its keeper is gone
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ class Job:
         if self.state == "running" and self.started is not None:
             share = f" {100 * self.done // self.total} %" if self.total else ""
             return ", ".join(filter(None, ("stopping" if self.stopping else "running",
+                                           "" if self.alone is None else "without its keeper",
                                            brief_duration(time.time() - self.started), self.doing + share)))
         if self.is_over and self.started is not None and self.ended is not None:
             code = f" with {self.code}" if self.state == "failed" else " with findings" if (
@@ -111,6 +114,17 @@ class Job:
         return {"name": self.name, "words": list(self.words), "command": self.command, "state": self.state,
                 "says": self.says, "added": self.added, "started": self.started, "ended": self.ended, "code": self.code,
                 "stopping": self.stopping, "doing": self.doing, "done": self.done, "total": self.total}
+
+
+def written_by(job: Job) -> list[str]:
+    """Where a command of training has its run: what it names with -o, else runs/STEM of a manifest that it names."""
+    output = job.option("--output", "-o")
+    return [output] if output else [f"runs/{Path(word).stem}" for word in job.words if word.endswith(".json")]
+
+
+def jobs_document(jobs: Sequence[Job], **more: Any) -> dict[str, Any]:
+    """Jobs as `prep jobs --json` and the pages of `prep studio` tell them, with what else is told."""
+    return {"format": "latentry/jobs", "version": 1, **more, "jobs": [job.as_json() for job in jobs]}
 
 
 def checked_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -141,11 +155,13 @@ def read_job(folder: Path) -> Job | None:
     except (OSError, ValueError, RecursionError, Unparsed, UsageError):
         return None
     started, ended = _facts(folder / "started.json"), _facts(folder / "ended.json")
-    state = _state(started, ended, folder)
+    state, alone = _state(started, ended, folder)
+    if state == "lost" and (ended := _facts(folder / "ended.json")):  # its keeper noted the end, and went, meanwhile
+        state, alone = _state(started, ended, folder)
     doing, done, total = _progress(folder) if state == "running" else ("", 0, None)
     return Job(folder=folder, words=words, added=added, started=started.get("time"), ended=ended.get("time"),
                code=ended.get("code"), state=state, stopping=asked(folder) if state == "running" else None,
-               doing=doing, done=done, total=total)
+               doing=doing, done=done, total=total, alone=alone)
 
 
 def read_jobs(project: Path) -> list[Job]:
@@ -167,20 +183,36 @@ def asked(folder: Path) -> Stop | None:
     return None
 
 
-def _state(started: dict[str, Any], ended: dict[str, Any], folder: Path) -> State:
+def _state(started: dict[str, Any], ended: dict[str, Any], folder: Path) -> tuple[State, int | None]:
+    """The state, and the process of a command that runs without its keeper."""
     if ended:
         if ended.get("stopped"):
-            return "stopped"
-        return "done" if ended.get("code") in (0, EXIT_FINDINGS) else "failed"
+            return "stopped", None
+        return "done" if ended.get("code") in (0, EXIT_FINDINGS) else "failed", None
     if not started:
-        return "waiting"
-    here = boot_id()
-    if here and started.get("boot") == here and started.get("host") == platform.node():
-        pid = started.get("pid", 0)
-        return "running" if 0 < pid < 1 << 31 and is_running(pid, started.get("start", "")) else "lost"
+        return "waiting", None
+    if _is_here(started):
+        child = _facts(folder / CHILD)
+        if _runs(started):
+            return "running", None
+        if _runs(child):
+            return "running", child["pid"]
+        return "stopped" if _is_here(child) and asked(folder) else "lost", None
     with suppress(OSError):  # an archive may set any time
-        return "running" if abs(time.time() - (folder / "started.json").lstat().st_mtime) < FRESH else "lost"
-    return "lost"
+        fresh = abs(time.time() - (folder / "started.json").lstat().st_mtime) < FRESH
+        return "running" if fresh else "lost", None
+    return "lost", None
+
+
+def _is_here(process: dict[str, Any]) -> bool:
+    """Whether a process was started on this computer since its last start, where the system says so."""
+    here = boot_id()
+    return bool(here) and process.get("boot") == here and process.get("host") == platform.node()
+
+
+def _runs(process: dict[str, Any]) -> bool:
+    pid = process.get("pid", 0)
+    return _is_here(process) and 0 < pid < 1 << 31 and is_running(pid, process.get("start", ""))
 
 
 def _facts(path: Path) -> dict[str, Any]:

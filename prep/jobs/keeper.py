@@ -19,16 +19,15 @@ from types import FrameType
 from prep.errors import PathError, first_line
 from prep.fs import atomic
 from prep.fs.untrusted import append_regular
-from prep.jobs.job import PROGRAMS, Job, asked, read_job
+from prep.jobs.job import CHILD, Job, asked, read_job
 from prep.jobs.log import LOG
-from prep.runs.heartbeat import boot_id, own_start
-from prep.runtime import main_of, python
+from prep.jobs.process import end, start
+from prep.progress import FILE
+from prep.runs.heartbeat import boot_id, start_of
 
 PAUSE = 0.3  # seconds between looks for a request to stop
 TOUCH = 5.0  # seconds between signs of life
 GRACE = 60.0  # seconds that a command has to end once the computer's shutdown has stopped its keeper
-PROGRESS = "LATENTRY_PROGRESS"  # the variable that names the file for `prep.cli.ticker`
-NEW_GROUP = 0x00000200  # CREATE_NEW_PROCESS_GROUP of Windows
 _told: list[int] = []  # signals that the keeper got
 
 
@@ -52,8 +51,13 @@ def main() -> None:
 
 def claim(folder: Path) -> bool:
     """Notes that this process keeps the job; False if another does."""
-    body = {"pid": os.getpid(), "start": own_start(), "boot": boot_id(), "host": platform.node(), "time": time.time()}
-    return atomic.create_exclusive(folder / "started.json", json.dumps(body).encode() + b"\n")
+    return atomic.create_exclusive(folder / "started.json", _card(os.getpid()))
+
+
+def _card(pid: int) -> bytes:
+    """A process as documents of jobs name it."""
+    body = {"pid": pid, "start": start_of(pid) or "", "boot": boot_id(), "host": platform.node(), "time": time.time()}
+    return json.dumps(body).encode() + b"\n"
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
@@ -62,16 +66,15 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 def _kept(job: Job) -> tuple[int, bool]:
     """Runs the command to its end: its exit code, and whether it was stopped."""
-    environment = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", PROGRESS: str(job.folder / "progress.jsonl")}
-    apart = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"process_group": 0}
     with append_regular(job.folder / LOG) as log:
         try:
-            child = subprocess.Popen(python(*main_of(PROGRAMS[job.words[0]]), *job.words[1:]),
-                                     cwd=job.folder.parents[1], env=environment, stdin=subprocess.DEVNULL,
-                                     stdout=log, stderr=subprocess.STDOUT, **apart)  # type: ignore[call-overload]
+            child = start(job.words, job.folder.parents[1], out=log, err=subprocess.STDOUT,
+                          more={FILE: str(job.folder / "progress.jsonl")})
         except (OSError, ValueError) as error:  # its words are too long for the system, or no text of it
             log.write(f"error: the command cannot be started: {first_line(error)}\n".encode(errors="replace"))
             return PathError.exit_code, False
+        with suppress(OSError):
+            atomic.write_passing(job.folder / CHILD, _card(child.pid))
         stopped, touched, told_at = "", time.monotonic(), 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -82,19 +85,8 @@ def _kept(job: Job) -> tuple[int, bool]:
                 wanted = "now"
             if wanted and wanted != stopped:
                 stopped, told_at = wanted, told_at or time.monotonic()
-                _end(child, now=wanted == "now")
+                end(child.pid, now=wanted == "now")
             if time.monotonic() - touched > TOUCH:
                 touched = time.monotonic()
                 with suppress(OSError):
                     os.utime(job.folder / "started.json")
-
-
-def _end(child: subprocess.Popen[bytes], *, now: bool) -> None:
-    """Asks a command to end after what it is at; `now`: ends it, and all processes that it started."""
-    with suppress(OSError):
-        if sys.platform == "win32":
-            child.kill() if now else child.send_signal(signal.CTRL_BREAK_EVENT)
-        elif now:
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.send_signal(signal.SIGTERM)

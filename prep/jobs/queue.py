@@ -17,8 +17,21 @@ from pathlib import Path
 from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
-from prep.fs.untrusted import append_regular, read_regular
-from prep.jobs.job import DIGITS, FOLDER, FORMAT, MOST, VERSION, Job, Stop, checked_words, read_job, read_jobs
+from prep.fs.untrusted import append_regular, entries, read_regular
+from prep.jobs.job import (
+    DIGITS,
+    FOLDER,
+    FORMAT,
+    MOST,
+    VERSION,
+    Job,
+    Stop,
+    checked_words,
+    read_job,
+    read_jobs,
+    written_by,
+)
+from prep.jobs.process import end
 from prep.parse import Unparsed, expect, list_of
 
 ORDER, ORDER_VERSION = "latentry/job-order", 1
@@ -72,9 +85,9 @@ def _continued(job: Job, project: Path) -> Sequence[str]:
     """`train run … -o RUN` as `train run --resume -o RUN` on the same device, if the run has a checkpoint."""
     if job.words[:2] != ("train", "run") or "--resume" in job.words:
         return job.words
-    output = job.option("--output", "-o")
-    if output and any((project / output / "checkpoints").glob("step-*")):
-        return ["train", "run", "--resume", "-o", output, *(["--device", job.device] if job.device else [])]
+    for output in written_by(job):
+        if any((project / output / "checkpoints").glob("step-*")):
+            return ["train", "run", "--resume", "-o", output, *(["--device", job.device] if job.device else [])]
     return job.words
 
 
@@ -91,6 +104,8 @@ def stop(project: Path, name: str, how: Stop = "soon") -> Job:
     if job.is_over:
         raise UsageError(f"job {job.name} is over: {job.state}", hint=f"prep jobs list {project}")
     atomic.write_passing(job.folder / "stop.request", how.encode() + b"\n")
+    if job.alone is not None:  # no keeper reads that
+        end(job.alone, now=how == "now")
     return job_of(project, name)
 
 
@@ -126,7 +141,7 @@ def changing(project: Path) -> Iterator[None]:
     """Holds the queue's lock. Raises `PathError` if the project is no directory, or another holds the lock for long."""
     if not project.is_dir():
         raise PathError(f"there is no directory {project}", hint="name the directory of a project")
-    atomic.make_dirs(project / FOLDER)
+    atomic.make_dirs(project / FOLDER, mode=0o700)  # whoever may write there has commands run as its owner
     with append_regular(project / FOLDER / "lock") as handle:
         deadline = time.monotonic() + PATIENCE
         while (release := try_exclusive(handle)) is None:
@@ -135,6 +150,9 @@ def changing(project: Path) -> Iterator[None]:
                                 hint="wait for it to finish, then try again")
             time.sleep(0.05)
         try:
+            for entry in entries(project / FOLDER):
+                if atomic.is_partial(Path(entry.path)):  # a crash left it: these are made under the lock alone
+                    atomic.remove_tree(Path(entry.path))
             yield
         finally:
             release()

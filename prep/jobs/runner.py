@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prep.errors import PathError
 from prep.jobs.job import Job, read_job
-from prep.jobs.keeper import NEW_GROUP
+from prep.jobs.process import NEW_GROUP
 from prep.jobs.queue import changing, jobs_of
 from prep.runtime import main_of, python
 

@@ -20,7 +20,7 @@ ROWS = 12  # of a chart's table
 ACROSS = 6  # numbers below a chart
 
 Point = tuple[float, float]  # x, y
-Kind = Literal["band", "line", "dots", "second"]
+Kind = Literal["band", "line", "second", "third", "fourth", "dots"]  # the middle four are lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

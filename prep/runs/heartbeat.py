@@ -109,7 +109,7 @@ def _time(value: Any, where: str) -> float:
 
 def own_start() -> str:
     """When this process began, as `start` has it."""
-    return _start(os.getpid()) or ""
+    return start_of(os.getpid()) or ""
 
 
 def boot_id() -> str:
@@ -131,11 +131,11 @@ def is_running(pid: int, start: str) -> bool:
         return False
     except PermissionError:  # it is another user's
         pass
-    began = _start(pid)
+    began = start_of(pid)
     return began is None or (began != "" and start in ("", began))
 
 
-def _start(pid: int) -> str | None:
+def start_of(pid: int) -> str | None:
     """When a process began, in ticks since the system's start; "" for one that has ended and is still listed, `None`
     where the system does not say."""
     try:

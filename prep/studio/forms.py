@@ -90,6 +90,14 @@ class Form:
         return [field.label for field in self.fields if field.required and not any(values.get(field.name, ()))]
 
 
+def complete(form: Form, given: Mapping[str, Sequence[str]]) -> list[str]:
+    """The words of a filled form. Raises `UsageError` for one that lacks something."""
+    missing = form.missing(given)
+    if missing:
+        raise UsageError(f"still to be filled: {', '.join(missing)}")
+    return form.words(given)
+
+
 def _option(flag: str, value: str) -> list[str]:
     return [f"{flag}={value}"] if value.startswith("-") and flag.startswith("--") else [flag, value]
 

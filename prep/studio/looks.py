@@ -32,19 +32,25 @@ OPEN = 4  # sites at a time
 JOBS = 2  # threads that read a source
 
 
+def address_of(base: str, kind: str, name: str) -> str:
+    """Where the pages of a place of a project begin."""
+    return f"{base}/{'within' if '/' in name else 'look'}/{kind}/{quote(name)}"
+
+
 class Looks:
     """An application that shows a manifest, a run or a source by its name in the project."""
 
     def __init__(self, project: Path, base: str, edit_token: str) -> None:
         self._project, self._base, self._edit_token = project, base, edit_token
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), dict[tuple[str, str], threading.Lock]()
         self._sites: OrderedDict[tuple[str, str], tuple[object, App, Site]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request below /look/KIND/NAME."""
-        kind, name = scope["path_params"]["kind"], scope["path_params"]["name"]
+        """Answers a request below /look/KIND/NAME or /within/KIND/FOLDER/NAME."""
+        given = scope["path_params"]
+        kind, name = given["kind"], "/".join(given[part] for part in ("folder", "name") if part in given)
         try:
-            app: App = await run_in_threadpool(self._app, kind, name)
+            app: App = (await run_in_threadpool(self.open, kind, name))[0]
         except Problem as error:
             app = HTMLResponse(error_page(self._base, 409, error.message, error.hint, first="The project"), 409)
         await app(scope, receive, send)
@@ -55,25 +61,32 @@ class Looks:
             while self._sites:
                 self._sites.popitem()[1][2].pictures.close()
 
-    def _app(self, kind: str, name: str) -> App:
+    def open(self, kind: str, name: str) -> tuple[App, Site]:
         """The pages of one place, as it is now. Raises `Problem`."""
         if kind not in KINDS or name not in read_project(self._project).names(kind):
             raise PathError(f"the project has no {name[:100]} among its {kind[:20]}", hint="begin with the project")
+        key = kind, name
         with self._lock:
+            opening = self._opening.setdefault(key, threading.Lock())
+        with opening:  # which may take long: other places are shown meanwhile
             now = _stamp(self._project / name / (RUN if kind == "runs" else ""))  # its directory changes all the time
-            known = self._sites.get((kind, name))
+            with self._lock:
+                known = self._sites.get(key)
             if known is None or known[0] != now:
-                if known is not None:
-                    known[2].pictures.close()
-                app, site = self._opened(kind, name)
-                self._sites[kind, name] = known = (now, app, site)
-            self._sites.move_to_end((kind, name))
-            if len(self._sites) > OPEN:
-                self._sites.popitem(last=False)[1][2].pictures.close()
-            return known[1]
+                known = (now, *self._opened(kind, name))
+                with self._lock:
+                    gone = [self._sites.pop(key)] if key in self._sites else []
+                    self._sites[key] = known
+                    gone += [self._sites.popitem(last=False)[1] for _ in range(len(self._sites) - OPEN)]
+                for _, _, site in gone:
+                    site.pictures.close()
+            with self._lock:
+                if key in self._sites:
+                    self._sites.move_to_end(key)
+            return known[1:]
 
     def _opened(self, kind: str, name: str) -> tuple[App, Site]:
-        base, place = f"{self._base}/look/{kind}/{quote(name)}", self._project / name
+        base, place = address_of(self._base, kind, name), self._project / name
         if kind == "manifests":
             return build_app(open_manifest(read_manifest(place)), base, home=self._base)
         if kind == "runs":

@@ -34,6 +34,7 @@ class Project:
     models: tuple[str, ...] = ()  # directories, and single files
     manifests: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()  # to other directories, which are not looked into: they may lead out of the project
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of a kind, a field of this record; "source": recipes, then pictures."""
@@ -61,7 +62,7 @@ def _some(folder: Path) -> Sequence[DirEntry[str]]:
 
 
 def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
-    """The kind of an entry, if it is one of ours, and its name; a directory without kind may contain models."""
+    """The kind of an entry, if it is one of ours, and its name; directories may contain models and runs."""
     path = Path(entry.path)
     with suppress(OSError):
         if entry.is_dir():
@@ -69,8 +70,8 @@ def _kinds(entry: DirEntry[str]) -> Iterator[tuple[str, str]]:
             if kind:
                 yield kind, entry.name
             if kind in ("", "pictures"):
-                yield from (("models", f"{entry.name}/{inner.name}") for inner in _some(path)
-                            if inner.is_dir() and _kind_of_directory(Path(inner.path)) == "models")
+                yield from ((found, f"{entry.name}/{inner.name}") for inner in _some(path) if inner.is_dir()
+                            if (found := _kind_of_directory(Path(inner.path))) in ("models", "runs"))
         elif not entry.is_file():  # a pipe, which would not end
             return
         elif path.suffix == ".toml":
@@ -88,10 +89,12 @@ def _kind_of_directory(path: Path) -> str:
         return "runs"
     if (path / INDEX).is_file() or (path / MODULAR).is_file():
         return "models"
+    if path.is_symlink():
+        return "links"
     inside = _some(path)
     if any(_is_picture(inner) for inner in inside):
         return "pictures"
-    return "pictures" if any(_is_picture(deeper) for inner in inside[:20] if inner.is_dir()
+    return "pictures" if any(_is_picture(deeper) for inner in inside[:20] if inner.is_dir(follow_symlinks=False)
                              for deeper in _some(Path(inner.path))) else ""
 
 

@@ -20,6 +20,7 @@ class Step:
     preset: Mapping[str, str] = field(default_factory=dict)  # field → a value
     fresh: Mapping[str, str] = field(default_factory=dict)  # field → the stem of a name that nothing has yet
     makes: str = ""  # the kind of names that it adds to the project
+    asks: str = ""  # the form of the command that says what it would take, if one does
 
     @property
     def program(self) -> str:
@@ -51,10 +52,10 @@ STEPS = (
          fresh={"output": "masks"}),
     Step(title="See the buckets", does="Shows which sizes the pictures are scaled to.", form="prep-bucket",
          main=("source", "resolution"), fill={"source": "source"}),
-    Step(title="Encode", does="Makes the cache that training reads, and the manifest. Ask first what it would take: "
-         "dry run.", form="prep-encode", main=("source", "model", "cache", "output", "device", "dry_run"),
+    Step(title="Encode", does="Makes the cache that training reads, and the manifest. Ask first what it would take.",
+         form="prep-encode", main=("source", "model", "cache", "output", "device"),
          fill={"source": "source", "model": "models"}, preset={"cache": "cache", "output": "manifest.json"},
-         makes="manifests"),
+         makes="manifests", asks="prep-encode"),
     Step(title="Choose settings", does="Writes a commented train.toml; with a limit of memory, one that fits.",
          form="train-init", main=("manifest", "memory", "output"), fill={"manifest": "manifests"}, makes="settings"),
     Step(title="Check the run", does="Checks all that training needs, and says whether it fits into memory, before "
@@ -62,7 +63,8 @@ STEPS = (
          fill={"manifest": "manifests", "config": "settings"}),
     Step(title="Train", does="Trains, saves checkpoints and draws sample pictures; can be stopped and continued.",
          form="train-run", main=("manifest", "config", "output", "steps", "device"),
-         fill={"manifest": "manifests", "config": "settings"}, fresh={"output": "run"}, makes="runs"),
+         fill={"manifest": "manifests", "config": "settings"}, fresh={"output": "run"}, makes="runs",
+         asks="train-check"),
     Step(title="Draw", does="Makes pictures with what was trained.", form="train-sample",
          main=("folder", "prompt", "output", "device"), fill={"folder": "runs"}, fresh={"output": "grid.png"}),
     Step(title="Put it into a model", does="Adds a LoRA to its model: a directory that needs no LoRA.",
@@ -75,9 +77,10 @@ STEPS = (
 
 
 def next_step(project: Project) -> Step:
-    """The first step that makes what the project lacks; the last of these, if it has all."""
+    """The step after the last one that has made something; that one, if none comes after it."""
     making = [step for step in STEPS if step.makes and step.makes != "settings"]
-    return next((step for step in making if not project.names(step.makes)), making[-1])
+    made = [place for place, step in enumerate(making) if project.names(step.makes)]
+    return making[min(max(made, default=-1) + 1, len(making) - 1)]
 
 
 def _fresh(project: Project, stem: str) -> str:

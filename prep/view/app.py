@@ -52,7 +52,7 @@ from prep.view.guard import App, new_token
 from prep.view.memory import Memory
 from prep.view.pages import error_page
 from prep.view.pictures import Pictures
-from prep.view.routes import asking, changes_of, routes_of
+from prep.view.routes import asking, changes_of, comparing, routes_of
 from prep.view.run import RunFiles
 from prep.view.site import Site
 from prep.view.source.pictures import SourcePictures
@@ -63,24 +63,31 @@ if TYPE_CHECKING:
 
 
 def build_app(opened: OpenedManifest, base: str, run: Path | None = None, model: ViewedModel | None = None,
-              before: OpenedManifest | None = None, edit_token: str = "",
+              before: OpenedManifest | None = None, before_run: Path | None = None, edit_token: str = "",
               home: str = "") -> tuple[App, Site]:
     """The application, to be put behind a `Guard`, whose addresses begin with `base`; `run` is the directory of a run
-    that was trained on the manifest, `before` is another manifest to compare with. `edit_token`: that of the guard
-    (default: a new one); `home`: the address of the project's page, if these pages are part of one.
+    that was trained on the manifest, `before` is another manifest to compare with, `before_run` a run on that.
+    `edit_token`: that of the guard (default: a new one); `home`: the address of the project's page, if these pages are
+    part of one.
 
     Raises `CacheError` if a table of the manifest, or a file of the run, is missing or damaged.
     """
-    site = replace(_site(opened, base, run, model, root=base if before is not None else ""), home=home)
-    routes: list[BaseRoute] = routes_of(site)
-    if (files := site.run) is not None:
-        site = replace(site, edit_token=edit_token or new_token())
-        routes = [Route("/ask/{kind}", asking(files), methods=["POST"]), *routes_of(site)]
+    token, both = edit_token or new_token() if run or before_run else "", run is not None and before_run is not None
+    site = replace(_site(opened, base, run, model, root=base if before is not None else ""), home=home,
+                   edit_token=token, compares=both)
+    routes = _routes(site)
     if before is not None:
-        old = _site(before, f"{base}/before", None, None, root=base)
+        old = replace(_site(before, f"{base}/before", before_run, None, root=base), edit_token=token, compares=both)
         diff = Diff(old, site, changes(*sides_of(before, opened)), names_of(before.manifest, opened.manifest))
-        routes = [Route("/diff", changes_of(diff), methods=["GET"]), Mount("/before", routes=routes_of(old)), *routes]
+        routes = [Route("/diff", changes_of(diff), methods=["GET"]), Route("/compare", comparing([old, site])),
+                  Mount("/before", routes=_routes(old)), *routes]
     return _app(site, routes), site
+
+
+def _routes(site: Site) -> list[BaseRoute]:
+    """The pages of a site, and what a run's buttons ask."""
+    asks = [] if site.run is None else [Route("/ask/{kind}", asking(site.run), methods=["POST"])]
+    return [*asks, *routes_of(site)]
 
 
 def build_source_app(source: SourceSet, base: str, edits: Edits | None = None,

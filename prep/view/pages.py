@@ -110,7 +110,8 @@ def _pictured(site: Site, paths: Sequence[str]) -> dict[str, int]:
 def error_page(base: str, status: int, what: str, hint: str = "", *, first: str = "All samples") -> str:
     """A page that says what is wrong, with a link to the `first` page."""
     return render("error.html", base=base, first=first, home="", name="Latentry", kind="", status=status, what=what,
-                  hint=hint, codes={}, has_run=False, root="", edits=False, encoded=False)
+                  hint=hint, codes={}, has_run=False, root="", edits=False, encoded=False,
+                  compares=False)
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:

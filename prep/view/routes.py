@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,7 +21,7 @@ from prep.view.diff import Diff, diff_page
 from prep.view.pages import findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
 from prep.view.run import RunFiles
-from prep.view.run_pages import page_of_run, run_tag
+from prep.view.run_pages import compare_page, compare_tag, compared, page_of_run, run_tag
 from prep.view.site import Site
 from prep.view.source.worker import UNDECODABLE
 
@@ -38,6 +38,20 @@ def changes_of(diff: Diff) -> Answer:
     def endpoint(request: Request) -> Response:
         why = request.query_params.get("why", "")
         return HTMLResponse(diff_page(diff, one_of(why, diff.counts, "why") if why else "", page_of(request)))
+
+    return endpoint
+
+
+def comparing(sites: Sequence[Site]) -> Answer:
+    """Answers with the page of the sites' runs beside each other."""
+    def endpoint(request: Request) -> Response:
+        runs = compared([(site.base, site.run) for site in sites if site.run is not None])
+        if len(runs) < 2:
+            raise HTTPException(404)
+        headers = {"etag": compare_tag(runs)}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return HTMLResponse(compare_page(runs, sites[0].root, home=""), headers=headers)
 
     return endpoint
 

@@ -1,9 +1,10 @@
-"""Renders the page about a run, and the parts about a run on the page of a sample."""
+"""Renders the page about a run, that of several runs, and the parts about a run on the page of a sample."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,12 @@ from prep.digest import digest_strings
 from prep.formatting import brief_duration
 from prep.manifest.select import Query
 from prep.pages.charts import Chart, Series, chart_of
+from prep.pages.compare import Side, comparison
+from prep.pages.layout import render
 from prep.pages.overlay import Shot
 from prep.pages.parts import plural
 from prep.pages.run import Prompt, films_of, run_page
+from prep.runs.document import read_document
 from prep.runs.heartbeat import Kind
 from prep.runs.history import Grid
 from prep.runs.losses import Hardness
@@ -24,6 +28,7 @@ from prep.view.site import Site, card_of, loss_of
 
 STEPS = 200  # with pictures, of a run
 PROMPTS = 48
+COMPARED_STEPS, COMPARED_PROMPTS = 60, 24  # of each run beside others
 WORST = 12  # samples on a run's page
 NO_PICTURES = "The run has no sample pictures yet, or sample.every is 0."
 SHOWINGS = 500  # of a sample, in its chart
@@ -37,7 +42,7 @@ OFTEN, SELDOM = 2, 10  # seconds between looks of the page, while a run goes on 
 def page_of_run(site: Site, run: RunFiles) -> str:
     """The run so far: its state, curves, pictures through time, and its worst samples."""
     history, state, hard, data = run.history, run.state, site.hardness(), site.data
-    films, note = films_of(history.grids, lambda grid: _cells(history.grids, grid), partial(_shot, site.base),
+    films, note = films_of(history.grids, partial(_cells, history.grids), partial(_shot, site.base),
                            steps=STEPS, prompts=PROMPTS)
     shown = 0 if hard is None else int((hard.shown > 0).sum())
     worst = data.selector.select(Query(sort="loss", descending=True))[:min(WORST, shown)].tolist()
@@ -80,6 +85,46 @@ def run_tag(run: RunFiles) -> str:
     beat = state.beat
     shown = (state.doing, state.step, state.requests, state.says, None if beat is None else beat.stepped)
     return f'"{digest_strings([repr(shown), *run.stamps])[:32]}"'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """A run beside others."""
+
+    name: str
+    base: str  # of the addresses of its pages
+    files: RunFiles
+
+
+def compared(runs: Sequence[tuple[str, RunFiles]]) -> list[Compared]:
+    """Runs by the addresses of their pages; each named by its directory, and what that is in if another has the name.
+    """
+    folders = [files.folder.resolve() for _, files in runs]
+    names = [folder.name for folder in folders]
+    return [Compared(name=name if names.count(name) == 1 else f"{folder.parent.name}/{name}", base=base, files=files)
+            for name, folder, (base, files) in zip(names, folders, runs, strict=True)]
+
+
+def compare_page(runs: Sequence[Compared], base: str, *, home: str) -> str:
+    """The page of several runs, with a link to the project's page at `home`, if there is one. Raises `PathError`,
+    `CacheError`."""
+    shown = comparison([_side(run) for run in runs])
+    going = any(side.state.doing == "running" for side in shown.sides)
+    return render("compare.html", base=base, home=home, edits=False, has_run=False, shown=shown,
+                  every=OFTEN if going else SELDOM, tag=compare_tag(runs))
+
+
+def compare_tag(runs: Sequence[Compared]) -> str:
+    """A name of what that page shows, which is another one as soon as that changes."""
+    return f'"{digest_strings([run_tag(run.files) for run in runs])[:32]}"'
+
+
+def _side(run: Compared) -> Side:
+    history, files = run.files.history, run.files
+    films, _ = films_of(history.grids, partial(_cells, history.grids), partial(_shot, run.base), steps=COMPARED_STEPS,
+                        prompts=COMPARED_PROMPTS)
+    return Side(name=run.name, base=run.base, history=history, state=files.state,
+                document=read_document(files.folder), films=films)
 
 
 def facts_of_run(hard: Hardness | None, number: int) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ class Site:
     editor: Editor | None = None
     made_by: Callable[[int], str] = lambda number: ""  # the model that made a sample's captions; "": a person
     edit_token: str = ""  # in a header of what our own pages send
+    compares: bool = False  # whether there is a page of two runs beside each other
     root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
 
     @property
@@ -60,7 +61,7 @@ class Site:
         return render(template, **{
             "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
             "has_run": self.run is not None, "home": self.home, "root": self.root, "edits": self.editor is not None,
-            "encoded": self.rows is not None, **values})
+            "encoded": self.rows is not None, "compares": self.compares, **values})
 
     def hardness(self) -> Hardness | None:
         """The hardness of each sample for the run until now, which the selector then knows, too."""

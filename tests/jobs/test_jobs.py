@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.errors import PathError, UsageError
-from prep.jobs.job import Job, checked_words, read_job
+from prep.jobs.job import Job, Stop, checked_words, read_job
 from prep.jobs.log import tail
 from prep.jobs.queue import add, again, changing, first, job_of, jobs_of, remove, stop
 from prep.jobs.runner import Runner, _next
@@ -97,20 +98,32 @@ def test_job_is_stopped_now_with_all_that_it_started(tmp_path: Path, lasting: tu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_job_outlives_who_started_it_and_a_lost_keeper_is_told(tmp_path: Path, lasting: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("how", ["soon", "now", ""])
+def test_job_outlives_who_started_it_and_its_keeper(how: Stop | Literal[""], tmp_path: Path,
+                                                  lasting: tuple[str, ...]) -> None:
     add(tmp_path, lasting)
     run = subprocess.Popen(python(*main_of("prep.cli.main"), "jobs", "run", str(tmp_path)), stderr=subprocess.DEVNULL)
     wait_for(lambda: bool(tail(job_of(tmp_path, "1"), 1 << 16)))
     run.kill()
     run.wait()
     assert states(tmp_path) == ["running"]
-    keeper = json.loads((tmp_path / "jobs" / "000001" / "started.json").read_bytes())["pid"]
-    child = int(subprocess.run(["pgrep", "-P", str(keeper)], capture_output=True, check=True).stdout)
+    keeper, child = (json.loads((tmp_path / "jobs" / "000001" / name).read_bytes())["pid"]
+                     for name in ("started.json", "child.json"))
     os.kill(keeper, signal.SIGKILL)
-    wait_for(lambda: states(tmp_path) == ["lost"])
-    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: job_of(tmp_path, "1").alone == child)
+    add(tmp_path, QUICK)
+    Runner(tmp_path).step()
+    assert states(tmp_path) == ["running", "waiting"]  # its device is not free
+    assert "running, without its keeper" in job_of(tmp_path, "1").says
+    with pytest.raises(UsageError, match="job 000001 runs"):
+        remove(tmp_path, "1")
+    if how:
+        stop(tmp_path, "1", how)
+    else:
+        os.killpg(child, signal.SIGKILL)
+    wait_for(lambda: job_of(tmp_path, "1").is_over)
+    assert job_of(tmp_path, "1").state == ("stopped" if how else "lost")
     assert again(tmp_path, "1").words == lasting
-    assert states(tmp_path) == ["lost", "waiting"]
 
 
 def test_job_has_one_keeper(tmp_path: Path) -> None:
@@ -169,6 +182,30 @@ def test_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert again(tmp_path, "1").words == ("train", "run", "missing.json", "-o", "run", "--steps", "3")
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     assert again(tmp_path, "1").words == ("train", "run", "--resume", "-o", "run")
+
+
+def test_training_without_o_goes_on_where_it_wrote(tmp_path: Path) -> None:
+    words = ("train", "run", "sets/cats.json", "--steps", "3")
+    job = add(tmp_path, words)
+    (job.folder / "ended.json").write_text('{"code": 130, "stopped": true, "time": 1.0}')
+    assert again(tmp_path, "1").words == words
+    (tmp_path / "runs" / "cats" / "checkpoints" / "step-000001").mkdir(parents=True)
+    assert again(tmp_path, "1").words == ("train", "run", "--resume", "-o", "runs/cats")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_queue_is_its_owners_alone_and_what_crashes_left_is_removed(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        job = add(tmp_path, QUICK)
+    finally:
+        os.umask(before)
+    assert job.folder.parent.stat().st_mode & 0o777 == 0o700
+    left = job.folder.parent / f".{'0' * 16}.partial"
+    (left / "inner").mkdir(parents=True)
+    left.with_name(f".{'1' * 16}.partial").touch()
+    first(tmp_path, "1")
+    assert sorted(path.name for path in job.folder.parent.iterdir()) == ["000001", "lock", "order.json"]
 
 
 @pytest.mark.parametrize(("words", "more"), [

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,19 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from viewed_runs import write_run
 from viewing import Viewing, studio_here
 
-from prep.cli.forms import forms_of
+from prep.cli.forms import step_forms
 from prep.demo import write_demo
 from prep.jobs.queue import add, job_of, jobs_of
+from prep.runs.documents import with_checksum
+from prep.runs.heartbeat import boot_id, own_start
 from prep.studio.looks import Looks
 from prep.studio.project import read_project
-from prep.studio.steps import STEPS, next_step
+from prep.studio.steps import next_step
 from prep.view.guard import App, Receive, Scope, Send
 
 PATIENCE = 60.0  # seconds, on a busy machine
-FORMS = [form for program in ("prep", "train")
-         for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
+FORMS = step_forms()
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +143,15 @@ def test_jobs_by_json(studio: Viewing, tmp_path: Path) -> None:
     assert [job.name for job in jobs_of(tmp_path)] == ["000002"]
 
 
-@pytest.mark.parametrize("path", ["/form/prep-scan?source=a", "/jobs/1/stop", "/queue/start", "/api/jobs"])
+@pytest.mark.parametrize("path", ["/form/prep-scan?source=a", "/jobs/1/stop", "/queue/start", "/api/jobs",
+                                  "/forecast/prep-encode?source=a", "/look/runs/run/ask/sample"])
 def test_others_can_send_nothing(studio: Viewing, tmp_path: Path, path: str) -> None:
     own = {"origin": f"http://127.0.0.1:{studio.port}", "x_latentry_edit": studio.edit_token}
     for without in ({"origin": "http://evil.test"}, {"x_latentry_edit": "x"}, {"sec_fetch_site": "cross-site"},
                     {"host": "evil.test"}):
         assert studio.ask("POST", studio.base + path, body=b"{}", **{**own, **without}).status == 403
     assert studio.ask("POST", path, body=b"{}", **own).status == 404  # without the token
-    assert studio.get(path).status in (200, 404, 405)
+    assert studio.get(path).status in (200, 404, 405, 409)
     assert not (tmp_path / "jobs").exists()
 
 
@@ -199,13 +206,118 @@ def test_run_is_opened_once_while_it_trains(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Looks, "_opened", open_site)
     looks = Looks(tmp_path, "", "")
     for number in range(3):
-        looks._app("runs", "run")
+        looks.open("runs", "run")
         (tmp_path / "run" / f"heartbeat-{number}").touch()
     assert opened == ["run"]
     (tmp_path / "run" / "run.json").unlink()
     (tmp_path / "run" / "run.json").write_text("[]")
-    looks._app("runs", "run")
+    looks.open("runs", "run")
     assert opened == ["run", "run"]
+
+
+def test_slow_place_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, opening = threading.Event(), threading.Event()
+    for name in ("slow", "quick"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+
+    def open_site(_: Looks, kind: str, name: str) -> tuple[App, Any]:
+        opening.set()
+        assert name == "quick" or slow.wait(PATIENCE)
+        return _not_called, SimpleNamespace(pictures=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr(Looks, "_opened", open_site)
+    looks = Looks(tmp_path, "", "")
+    thread = threading.Thread(target=looks.open, args=("runs", "slow"))
+    thread.start()
+    assert opening.wait(PATIENCE)
+    looks.open("runs", "quick")
+    assert thread.is_alive()
+    slow.set()
+    thread.join()
+
+
+def test_oldest_place_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    for name in "abcdef":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+
+    def open_site(_: Looks, kind: str, name: str) -> tuple[App, Any]:
+        return _not_called, SimpleNamespace(pictures=SimpleNamespace(close=lambda: closed.append(name)))
+
+    monkeypatch.setattr(Looks, "_opened", open_site)
+    looks = Looks(tmp_path, "", "")
+    for name in "abcdaef":
+        looks.open("runs", name)
+    assert closed == ["b", "c"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")
+def test_links_are_named_and_not_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "outside" / "model").mkdir(parents=True)
+    (tmp_path / "outside" / "a.png").touch()
+    (tmp_path / "outside" / "model" / "model_index.json").touch()
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "photos").symlink_to(tmp_path / "outside")
+    (project / "model").symlink_to(tmp_path / "outside" / "model")
+    found = read_project(project)
+    assert (found.pictures, found.links, found.models) == ((), ("photos",), ("model",))
+    with studio_here(project, FORMS) as running:
+        assert "<bdi>photos</bdi>. Steps take them by name." in running.get("/").text
+        assert "the project has no photos among its pictures" in running.get("/look/pictures/photos/").text
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """A project with two runs, of which one trained other settings and prompts."""
+    write_run(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(tmp_path / "run", tmp_path / "runs" / "<i>")
+    place = tmp_path / "runs" / "<i>"
+    body = json.loads((place / "run.json").read_bytes())
+    del body["self"]
+    body |= {"manifest": "../../manifest.json", "config": {"steps": 5, "lora": {"rank": 8}}}
+    (place / "run.json").write_bytes(with_checksum(body))
+    log = (place / "log.jsonl").read_text().replace("a blue square", "a green square")
+    (place / "log.jsonl").write_text(log)
+    return tmp_path
+
+
+def test_runs_are_compared(two_runs: Path) -> None:
+    with studio_here(two_runs, FORMS) as running:
+        home = running.get("/").text
+        assert 'value="runs/&lt;i&gt;" aria-label="Compare runs/&lt;i&gt;" checked' in home
+        answer = running.get("/compare?run=run&run=runs%2F%3Ci%3E")
+        page = answer.text
+        assert running.get("/compare?run=run&run=runs%2F%3Ci%3E", if_none_match=answer.headers["etag"]).status == 304
+        assert "<i>" not in page
+        for differs in ("<code>lora.rank</code>", "<code>steps</code>", "<code>manifest</code>"):
+            assert differs in page
+        assert page.count('class="second"') == 2 * 3  # a legend and a line in each chart
+        assert page.count('class="film"') == 2 * 2  # prompts that both have
+        assert "2 prompts that one run alone has are left out." in page
+        for picture in re.findall('src="([^"]*/cell/[^"]*)"', page):
+            assert running.ask("GET", picture).headers["content-type"] == "image/jpeg"
+        for chosen, says in (("run=run", "1 run is chosen, expected 2 to 4"),
+                             ("run=run&run=run", "1 run is chosen"), ("", "0 runs are chosen"),
+                             ("&".join(f"run={name}" for name in "abcde"), "5 runs are chosen")):
+            refused = running.get(f"/compare?{chosen}")
+            assert (refused.status, says in refused.text) == (400, True)
+        assert "the project has no x among its runs" in running.get("/compare?run=run&run=x").text
+
+
+def test_run_is_asked_for_pictures(two_runs: Path) -> None:
+    beat = {"format": "latentry/heartbeat", "version": 1, "token": "abc", "pid": os.getpid(), "host": platform.node(),
+            "boot": boot_id(), "start": own_start(), "time": time.time(), "phase": "training", "since": 1.0, "step": 4,
+            "stepped": time.time(), "asked": [], "ended": None}
+    with studio_here(two_runs, FORMS) as running:
+        assert "no process trains" in running.post("/look/runs/run/ask/sample").text
+        (two_runs / "run" / "heartbeat.json").write_text(json.dumps(beat))
+        assert f'data-ask="{running.base}/look/runs/run/ask/sample"' in running.get("/look/runs/run/run").text
+        assert "draws sample pictures after the step" in running.post("/look/runs/run/ask/sample").text
+        assert (two_runs / "run" / "sample.request").read_text() == "abc\n"
 
 
 async def _not_called(scope: Scope, receive: Receive, send: Send) -> None:

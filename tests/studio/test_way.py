@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 from browser import Browser
+from viewed_runs import write_run
 from viewing import studio_here
 
-from prep.cli.forms import forms_of
+from prep.cli.forms import step_forms
 from prep.demo import write_demo
 from prep.jobs.queue import jobs_of
 from prep.studio.project import read_project
-from prep.studio.steps import STEPS
 
-FORMS = [form for program in ("prep", "train")
-         for form in forms_of(program, [step.command for step in STEPS if step.program == program])]
+FORMS = step_forms()
 PATIENCE = 300.0  # seconds for a job, on a busy machine
 WIDTHS = (1200, 390)
 
@@ -102,6 +102,57 @@ def test_command_is_that_of_the_fields_though_answers_are_late(browser: Browser,
         until(browser, "window.late")
         assert browser.run("document.querySelector('#command code').textContent") == "prep scan onetwo"
         assert not browser.run("document.getElementById('add').disabled")
+
+
+def test_button_works_again_after_a_value_that_was_taken_back(browser: Browser, tmp_path: Path) -> None:
+    with studio_here(tmp_path, FORMS) as running:
+        browser.open(f"{running.url}form/prep-scan?source=one")
+        for value in ("other", "one"):
+            browser.run(f"""(field => {{ field.value = "{value}"; field.dispatchEvent(new Event("input",
+                        {{bubbles: true}})); }})(document.getElementById("field-source"))""")
+        until(browser, "!document.getElementById('add').disabled")
+        assert browser.run("document.querySelector('#command code').textContent") == "prep scan one"
+
+
+@pytest.mark.slow
+def test_what_it_would_take_is_shown_beside_the_form(browser: Browser, tmp_path: Path) -> None:
+    with studio_here(tmp_path, FORMS) as running:
+        for width in WIDTHS:
+            browser.open(f"{running.url}form/prep-encode?source=missing", width=width, scheme="dark")
+            browser.run("document.getElementById('ask-1').focus()")
+            browser.press("Enter")
+            until(browser, "document.getElementById('forecast').innerText.includes('source missing does not exist')")
+            assert browser.run("document.activeElement.id") == "ask-1"
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            browser.run("document.getElementById('field-source').focus()")
+            browser.type("x")
+            assert browser.run("document.getElementById('ask-1').disabled")
+            until(browser, "document.getElementById('forecast').innerText.includes('This is of other values')")
+            assert browser.complaints() == []
+
+
+def test_runs_are_compared_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    shutil.copytree(run, tmp_path / "second")
+    step = "[...document.querySelectorAll('.film output')].map(one => one.textContent)"
+    with studio_here(tmp_path, FORMS) as running:
+        browser.open(running.url)
+        browser.forget()
+        browser.run("document.querySelector('#things form button').click()")
+        browser.loaded()
+        for width, scheme in zip(WIDTHS, ("light", "dark"), strict=True):
+            browser.open(browser.run("location.href"), width=width, scheme=scheme)
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            assert browser.run(step) == ["step 40"] * 6
+            browser.run("document.querySelector('.film input').focus()")
+            browser.press("Home")
+            assert browser.run(step) == ["step 10"] * 6
+            assert len(set(browser.run("[...document.querySelectorAll('.film input')].map("
+                                       "one => one.getAttribute('aria-label'))"))) == 6
+            top = "one => Math.round(one.getBoundingClientRect().top)"
+            first, second = browser.run(f"[...document.querySelectorAll('.film')].slice(0, 2).map({top})")
+            assert first == second  # beside each other, also in a narrow window
+            assert browser.complaints() == []
 
 
 def test_forms_are_labelled_and_filled_by_keys(browser: Browser, tmp_path: Path) -> None:

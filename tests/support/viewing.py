@@ -135,14 +135,14 @@ def viewing(*words: object, command: str = "view") -> Iterator[Viewing]:
 
 @contextmanager
 def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = None,
-                 before: Path | None = None) -> Iterator[Viewing]:
+                 before: Path | None = None, before_run: Path | None = None) -> Iterator[Viewing]:
     """The same pages from a thread of this process, which has its libraries already."""
     opened = open_manifest(read_manifest(manifest))
     viewed = None if model is None else ViewedModel(model, opened.manifest)
     app, site = build_app(opened, f"/{(token := new_token())}", run, viewed,
-                          None if before is None else open_manifest(read_manifest(before)))
+                          None if before is None else open_manifest(read_manifest(before)), before_run)
     with _served(Guard(app, token, site.edit_token), site.pictures.close, token) as running:
-        yield running
+        yield replace(running, edit_token=site.edit_token)
 
 
 @contextmanager

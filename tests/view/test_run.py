@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 
 import numpy as np
@@ -261,6 +262,31 @@ def test_only_the_page_itself_can_ask(run):
     with viewing_here(run.parent / "manifest.json") as server:  # of a manifest nothing is asked
         given = {"origin": f"http://127.0.0.1:{server.port}", "x_latentry_edit": ""}
         assert server.ask("POST", f"{server.base}/ask/stop", body=b"", **given).status == 405
+
+
+def test_two_runs_are_compared(run, tmp_path):
+    shutil.copytree(run, tmp_path / "other" / "run")
+    manifest = run.parent / "manifest.json"
+    with viewing_here(manifest, run, before=manifest, before_run=tmp_path / "other" / "run") as server:
+        answer = server.get("/compare")
+        assert "Nothing: these runs have the same settings, data and models." in answer.text
+        assert "<bdi>other/<wbr>run</bdi>" in answer.text
+        assert server.get("/compare", if_none_match=answer.headers["etag"]).status == 304
+        assert all(f'"{server.base}/compare"' in server.get(page).text for page in ("/run", "/before/run", "/"))
+        for picture in re.findall('src="([^"]*/cell/[^"]*)"', answer.text):
+            assert server.ask("GET", picture).status == 200
+        with (run / "log.jsonl").open("a") as log:
+            log.write('{"event": "step", "step": 41, "loss": 0.1}\n')
+        assert server.get("/compare", if_none_match=answer.headers["etag"]).status == 200
+        assert "no process trains" in server.post("/before/ask/sample").text
+    with viewing_here(manifest, run, before=manifest) as server:
+        assert server.get("/compare").status == 404
+        assert "/compare" not in server.get("/run").text
+
+
+def test_since_may_be_a_run(prep, run):
+    refused = prep("view", run, "--since", run.parent)
+    assert refused.code != 0 and f"{run.parent} is not a training run: it has no run.json" in refused.err
 
 
 def test_a_run_on_a_disk_that_is_not_writable(run, monkeypatch):

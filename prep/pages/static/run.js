@@ -19,7 +19,7 @@ function age() {
     one.textContent = `${brief(Number(one.dataset.ago) + (performance.now() - loaded) / 1000)} ago`;
 }
 
-// What a user has opened, scrolled or focused in a part, by its place there.
+// What a user has opened, scrolled or focused in a part, by its place there; what has the focus, by its id if it has one.
 const OPEN = "details", ROLLED = ".scroll, .frames", FOCUSED = "a, button, input, summary, [tabindex]";
 function exchange(old, fresh) {
   const pictures = new Map([...old.querySelectorAll("img")].map(one => [one.getAttribute("src"), one]));
@@ -30,14 +30,16 @@ function exchange(old, fresh) {
   }
   const opened = [...old.querySelectorAll(OPEN)].map(one => one.open);
   const rolled = [...old.querySelectorAll(ROLLED)].map(one => [one.scrollLeft, one.scrollTop]);
-  const focused = [...old.querySelectorAll(FOCUSED)].indexOf(document.activeElement);
+  const focused = [...old.querySelectorAll(FOCUSED)].indexOf(document.activeElement), id = document.activeElement.id;
   const detail = {part: fresh};
   document.dispatchEvent(new CustomEvent("exchanging", {detail}));
   old.replaceWith(fresh);
   document.dispatchEvent(new CustomEvent("exchanged", {detail}));
   fresh.querySelectorAll(OPEN).forEach((one, place) => one.open = opened[place] ?? one.open);
   fresh.querySelectorAll(ROLLED).forEach((one, place) => one.scrollTo(...(rolled[place] ?? [0, 0])));
-  if (focused >= 0) fresh.querySelectorAll(FOCUSED)[focused]?.focus({preventScroll: true});
+  if (focused < 0) return;
+  const same = id && fresh.querySelector(`#${CSS.escape(id)}`);
+  (same || fresh.querySelectorAll(FOCUSED)[focused])?.focus({preventScroll: true});
 }
 
 function take(text) {
@@ -79,7 +81,8 @@ async function look() {
 document.addEventListener("click", async event => {
   const button = event.target.closest("[data-ask]");
   if (!button) return;
-  button.disabled = true;
+  const focused = document.activeElement === button;
+  button.disabled = true;  // which takes the focus from it
   try {
     const answer = await fetch(button.dataset.ask, {method: "POST", body: "",
                                                     headers: {"x-latentry-edit": said.dataset.token}});
@@ -90,6 +93,7 @@ document.addEventListener("click", async event => {
     said.textContent = "No answer: does the program still run? Nothing was asked.";
   }
   button.disabled = false;
+  if (focused && document.activeElement === document.body) button.focus({preventScroll: true});
   look();
 });
 

@@ -15,7 +15,8 @@ form?.addEventListener("submit", event => {
   refill();
 });
 form?.addEventListener("input", () => {
-  document.getElementById("add").disabled = true;  // until the command is that of the fields,
+  for (const button of document.querySelectorAll("#add, #forecast [data-ask]")) button.disabled = true;
+  for (const part of ["command", "forecast"]) sent.delete(part);  // until they are those of the fields,
   turn++;  // which no answer has that is still on its way
   clearTimeout(pause);
   pause = setTimeout(refill, 200);
