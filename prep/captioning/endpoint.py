@@ -77,7 +77,7 @@ def key_of_environment() -> str:
 class Endpoint:
     """A model behind an address; an `Engine`."""
 
-    form: Literal["jpeg", "pixels"] = "jpeg"
+    form: Literal["jpeg", "pixels", "square"] = "jpeg"
     batch = 1
     prompt = PROMPT
 
