@@ -121,7 +121,8 @@ def run_caption(call: CaptionCall, engine: Engine, tagger: Scorer | None = None)
             asking = todo if tagger is None else tuple(_tagged(call, todo, engine, tagger, answers, writer))
             missing = _announce(call, asking, engine, call.side, answers)
             if not call.dry_run:
-                asker = Asker(engine, answers, side=call.side, alpha=call.alpha, jobs=call.jobs)
+                asker = Asker(engine, answers, side=call.side, alpha=call.alpha, jobs=call.jobs,
+                              read=call.wording.read)
                 new = _made(call, asking, asker, writer)
         finally:
             answers.close()
@@ -181,7 +182,7 @@ def _tagged(call: CaptionCall, todo: Sequence[Asked], engine: Engine, tagger: Sc
 def _scores(call: CaptionCall, scoring: Sequence[Asked], tagger: Scorer, answers: Memo, writer: Writer
             ) -> Iterator[tuple[str, Answer]]:
     """What the tagger says of each picture, by the place of its caption; why it cannot be asked is a finding."""
-    asker = Asker(tagger, answers, side=tagger.side, alpha=call.alpha, jobs=call.jobs)
+    asker = Asker(tagger, answers, side=tagger.side, alpha=call.alpha, jobs=call.jobs, read=lambda answer: answer)
     with call.progress("tagging", len(scoring), "pictures") as tick, killable(), closing(asker.ask(scoring)) as results:
         for said in results:
             tick(1)

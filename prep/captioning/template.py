@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from prep.captioning.engine import Answer
+from prep.captioning.engine import Answer, Unanswered
+from prep.captioning.structured import Schema
 from prep.captioning.tags import Tagging
 from prep.captions.options import CaptionOptions
 from prep.captions.read import BadCaption, judge_captions
@@ -24,6 +25,7 @@ FIELDS: Mapping[str, str] = {"caption": "what the model said", "folder": "the di
                              "tags": "what a tagger said"}
 CAPTION, TAGS = "{caption}", "{tags}"
 _FIELD = re.compile(r"\{([a-z_]+)\}")  # other braces are plain text
+_OBJECT = "\x02"  # stands for a JSON object; no caption has it
 _GAP = re.compile(r"\s*,(?:\s*,)+")  # commas around a part that is empty
 
 
@@ -36,6 +38,7 @@ class Wording:
     trigger: str = ""
     tagging: Tagging | None = None  # how the tags of a tagger are chosen
     scored: bool = False  # whether what the model says are scores of tags
+    schema: Schema | None = None  # of the JSON object that a model is asked for
 
     def __post_init__(self) -> None:
         """Raises `UsageError` for a field that there is not, and for a template without the model's words."""
@@ -85,12 +88,20 @@ class Wording:
     def asked_of(self, item: Item, old: Sequence[str], tags: str = TAGS) -> tuple[str, ...]:
         """The prompts for a picture whose captions were `old`."""
         parts = {**_parts(item, old), "tags": tags}
-        return tuple(_filled(prompt, parts) for prompt in self.prompts)
+        prompts = tuple(_filled(prompt, parts) for prompt in self.prompts)
+        return prompts if self.schema is None else tuple(map(self.schema.asking, prompts))
+
+    def read(self, answer: Answer | Unanswered) -> Answer | Unanswered:
+        """An answer as it is remembered; one that is not what was asked for counts as none."""
+        return answer if self.schema is None else self.schema.read(answer)
 
     def caption_of(self, item: Item, old: Sequence[str], said: str, tags: str = TAGS) -> str:
         """The caption of a picture about which a model `said` something. Raises `BadCaption`."""
-        text = _filled(self.template, {**_parts(item, old), "caption": said, "tags": said if self.scored else tags})
-        lines = judge_captions([text if self.template == CAPTION else _GAP.sub(",", text).strip(" ,")])[0]
+        # A JSON object takes its place when commas around empty parts are gone: it has commas of its own.
+        words = said if self.schema is None else _OBJECT
+        text = _filled(self.template, {**_parts(item, old), "caption": words, "tags": words if self.scored else tags})
+        text = text if self.template == CAPTION else _GAP.sub(",", text).strip(" ,")
+        lines = judge_captions([text.replace(_OBJECT, said)])[0]
         options = CaptionOptions(trigger=" ".join(self.trigger.split()), keep_separator="")
         return variants_of(lines, options)[0][0] if lines else ""
 

@@ -22,6 +22,7 @@ from prep.errors import EXIT_FINDINGS, UsageError
 if TYPE_CHECKING:
     from prep.captioning.endpoint import Endpoint
     from prep.captioning.local import LocalModel
+    from prep.captioning.structured import Schema
     from prep.captioning.tagger import Tagger
     from prep.models.fingerprint import RememberedDigest
 
@@ -63,6 +64,9 @@ def caption(
     template: Annotated[str, typer.Option(help="what captions are made of: {caption} (what the model said), {folder}, "
                                           "{name}, {old}, {tags} (of --tagger)")] = "{caption}",
     trigger: Annotated[str, typer.Option(help="a word for every caption: at [trigger], else at the start")] = "",
+    json_schema: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="with --model: captions are JSON objects that follow the JSON schema in this file",
+        show_default=False)] = None,
     side: Annotated[int | None, typer.Option(help="with --model: pixels of the longer side of what it sees, at most "
                                              "(default: 1024)", min=32, max=8192, show_default=False)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="with --model: tokens of an answer, at most (default: 512)",
@@ -95,6 +99,7 @@ def caption(
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make captions of the pictures that have none. prep view --edit shows and edits them; what people wrote stays."""
+    from prep.captioning import structured
     from prep.captioning.engine import PROMPT
     from prep.captioning.run import CaptionCall, run_caption
     from prep.captioning.tags import tagging_of
@@ -104,18 +109,21 @@ def caption(
     groups = _Groups(
         served={"concurrency": concurrency, "timeout": timeout, "retries": retries},
         loaded={"device": device, "batch_size": batch_size, "download": download or None},
-        describing={"prompt": prompt or None, "side": side, "max_tokens": max_tokens, "temperature": temperature},
+        describing={"prompt": prompt or None, "json_schema": json_schema, "side": side, "max_tokens": max_tokens,
+                    "temperature": temperature},
         tagging={"threshold": tag_threshold, "character_threshold": character_threshold, "without": tags_without,
                  "words": tags_replace, "underscores": tags_underscores or None, "rating": tags_rating or None})
     _check(endpoint, model, tagger, groups)
-    wording = Wording(prompts=tuple(dict.fromkeys(prompt or [PROMPT])), template=template, trigger=trigger,
-                      tagging=None if tagger is None else tagging_of(groups.tagging), scored=model is None)
+    schema = None if json_schema is None else structured.schema_of(json_schema)
+    wording = Wording(prompts=tuple(dict.fromkeys(prompt or [PROMPT if schema is None else structured.PROMPT])),
+                      template=template, trigger=trigger, scored=model is None, schema=schema,
+                      tagging=None if tagger is None else tagging_of(groups.tagging))
     scorer = None if tagger is None else _tagger(tagger, groups, quiet=quiet, first=bool(model and endpoint is None))
     if scorer is not None and wording.tagging is not None:
         wording = replaced(wording, tagging=replaced(wording.tagging, tagger=scorer.digest))
     engine, side = (scorer, scorer.side) if model is None and scorer is not None else (
-        _describer(endpoint, str(model), groups, quiet=quiet), side or SIDE)
-    if not prompt:
+        _describer(endpoint, str(model), groups, schema, quiet=quiet), side or SIDE)
+    if not prompt and schema is None:
         wording = replaced(wording, prompts=(engine.prompt,))
     recipe, folder = opt.recipe_to_edit(source, {"edits": edits, "sources": sources}, sidecars=sidecars)
     report = run_caption(CaptionCall(
@@ -169,7 +177,8 @@ def _chosen(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     return {name: default if values[name] is None else values[name] for name, default in defaults.items()}
 
 
-def _describer(endpoint: str | None, model: str, groups: _Groups, *, quiet: bool) -> Endpoint | LocalModel:
+def _describer(endpoint: str | None, model: str, groups: _Groups, schema: Schema | None, *, quiet: bool
+               ) -> Endpoint | LocalModel:
     from prep.models.device.named import require_device
     from prep.runtime import defer_interrupts
 
@@ -178,7 +187,8 @@ def _describer(endpoint: str | None, model: str, groups: _Groups, *, quiet: bool
         from prep.captioning.endpoint import Endpoint, chat_address, key_of_environment
 
         return Endpoint(chat_address(endpoint), model=model, key=key_of_environment(),
-                        **_chosen(groups.served, SERVED), **describing)
+                        response_format=schema and schema.response_format, **_chosen(groups.served, SERVED),
+                        **describing)
     options = _chosen(groups.loaded, LOADED)
     require_device(options["device"])
     with defer_interrupts():
