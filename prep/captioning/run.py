@@ -165,13 +165,13 @@ def _tagged(call: CaptionCall, todo: Sequence[Asked], engine: Engine, tagger: Sc
                        keys=keys_of(each.known, (tagger.prompt,), tagger, tagger.side, call.alpha)) for each in todo]
     _announce(call, scoring, tagger, tagger.side, answers)
     if call.dry_run:
-        scores = {each.place.name: remembered(answers, each)[0] for each in scoring}
+        known = ((each.place.name, remembered(answers, each)[0]) for each in scoring)
+        found = {place: call.wording.tags_in(answer) for place, answer in known if answer is not None}
     else:
-        scores = dict(_scores(call, scoring, tagger, answers, writer))
+        found = dict(_tags(call, scoring, tagger, answers, writer))
     for asked in todo:
-        answer = scores.get(asked.place.name)
-        if answer is not None:
-            tags = call.wording.tags_in(answer)
+        tags = found.get(asked.place.name)
+        if tags is not None:
             prompts = call.wording.asked_of(asked.known.item, asked.old, tags)
             yield replace(asked, tags=tags, prompts=prompts,
                           keys=keys_of(asked.known, prompts, engine, call.side, call.alpha))
@@ -179,9 +179,9 @@ def _tagged(call: CaptionCall, todo: Sequence[Asked], engine: Engine, tagger: Sc
             yield asked
 
 
-def _scores(call: CaptionCall, scoring: Sequence[Asked], tagger: Scorer, answers: Memo, writer: Writer
-            ) -> Iterator[tuple[str, Answer]]:
-    """What the tagger says of each picture, by the place of its caption; why it cannot be asked is a finding."""
+def _tags(call: CaptionCall, scoring: Sequence[Asked], tagger: Scorer, answers: Memo, writer: Writer
+          ) -> Iterator[tuple[str, str]]:
+    """The tags of each picture, by the place of its caption; why the tagger cannot be asked about one is a finding."""
     asker = Asker(tagger, answers, side=tagger.side, alpha=call.alpha, jobs=call.jobs, read=lambda answer: answer)
     with call.progress("tagging", len(scoring), "pictures") as tick, killable(), closing(asker.ask(scoring)) as results:
         for said in results:
@@ -190,7 +190,7 @@ def _scores(call: CaptionCall, scoring: Sequence[Asked], tagger: Scorer, answers
                 writer.take(said)
             for answer in said.answers if isinstance(said.answers, tuple) else ():
                 if isinstance(answer, Answer):
-                    yield said.asked.place.name, answer
+                    yield said.asked.place.name, call.wording.tags_in(answer)
 
 
 def _made(call: CaptionCall, todo: tuple[Asked, ...], asker: Asker, writer: Writer) -> int:

@@ -25,7 +25,7 @@ FIELDS: Mapping[str, str] = {"caption": "what the model said", "folder": "the di
                              "tags": "what a tagger said"}
 CAPTION, TAGS = "{caption}", "{tags}"
 _FIELD = re.compile(r"\{([a-z_]+)\}")  # other braces are plain text
-_OBJECT = "\x02"  # stands for a JSON object; no caption has it
+_OBJECT = "\x02caption\x02"  # stands for a JSON object; no caption has such characters
 _GAP = re.compile(r"\s*,(?:\s*,)+")  # commas around a part that is empty
 
 
@@ -61,9 +61,7 @@ class Wording:
         if CAPTION not in self.template and not (self.scored and TAGS in self.template):
             raise UsageError(f"--template is '{printable(self.template)}', expected one with {CAPTION}, which is what "
                              "the model says")
-
-        if self.tagging is not None and not self.scored and not any(TAGS in text for text in (*self.prompts,
-                                                                                              self.template)):
+        if self.tagging is not None and not self.scored and TAGS not in "".join((*self.prompts, self.template)):
             raise UsageError(f"--tagger is given, but neither --prompt nor --template has {TAGS}",
                              hint=f"for example: --prompt 'Describe this image. Its tags: {TAGS}'")
 
@@ -101,7 +99,7 @@ class Wording:
         words = said if self.schema is None else _OBJECT
         text = _filled(self.template, {**_parts(item, old), "caption": words, "tags": words if self.scored else tags})
         text = text if self.template == CAPTION else _GAP.sub(",", text).strip(" ,")
-        lines = judge_captions([text.replace(_OBJECT, said)])[0]
+        lines = judge_captions([text if self.schema is None else text.replace(_OBJECT, said)])[0]
         options = CaptionOptions(trigger=" ".join(self.trigger.split()), keep_separator="")
         return variants_of(lines, options)[0][0] if lines else ""
 
