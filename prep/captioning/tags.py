@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Tagging:
 
 def tagging_of(options: Mapping[str, Any]) -> Tagging:
     """What options of a command say; `None`: not given. Raises `UsageError`."""
-    texts = {"without": _left_out, "words": _replaced}
+    texts: Mapping[str, Callable[[Sequence[str]], Any]] = {"without": _left_out, "words": _replaced}
     return Tagging(tagger="", **{name: texts[name](value) if name in texts else value
                                  for name, value in options.items() if value is not None})
 

@@ -187,8 +187,8 @@ def _describer(endpoint: str | None, model: str, groups: _Groups, schema: Schema
         from prep.captioning.endpoint import Endpoint, chat_address, key_of_environment
 
         return Endpoint(chat_address(endpoint), model=model, key=key_of_environment(),
-                        response_format=schema and schema.response_format, **_chosen(groups.served, SERVED),
-                        **describing)
+                        response_format=None if schema is None else schema.response_format,
+                        **_chosen(groups.served, SERVED), **describing)
     options = _chosen(groups.loaded, LOADED)
     require_device(options["device"])
     with defer_interrupts():
