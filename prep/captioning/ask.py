@@ -7,7 +7,7 @@ killed loses what was under way, and another run with the same words asks nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from queue import SimpleQueue
@@ -25,6 +25,7 @@ from prep.parse import Unparsed, expect
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import DECODING
 
+Read = Callable[[Answer | Unanswered], Answer | Unanswered]
 KIND = "answer"  # of records in the memory
 
 
@@ -60,10 +61,10 @@ class _Waiting:
 
 
 class Asker:
-    """Asks about pictures; `side` and `alpha` as in `PictureQuestion`."""
+    """Asks about pictures; `side` and `alpha` as in `PictureQuestion`; `read`: what to make of each answer."""
 
-    def __init__(self, engine: Engine, answers: Memo, *, side: int, alpha: str, jobs: int) -> None:
-        self._engine, self._answers, self._side, self._alpha = engine, answers, side, alpha
+    def __init__(self, engine: Engine, answers: Memo, *, side: int, alpha: str, jobs: int, read: Read) -> None:
+        self._engine, self._answers, self._side, self._alpha, self._read = engine, answers, side, alpha, read
         self._pool = WorkerPool(SERVICE, most=jobs)
 
     def ask(self, todo: Sequence[Asked]) -> Generator[Said, None, None]:
@@ -125,7 +126,7 @@ class Asker:
                 continue
             new = self._engine.answer([picture for _, picture in wanted],
                                       [batch[place].prompts[number] for place, _ in wanted])
-            for (place, _), answer in zip(wanted, new, strict=True):
+            for (place, _), answer in zip(wanted, map(self._read, new), strict=True):
                 replies[place][number] = answer
                 if isinstance(answer, Answer):
                     self._answers.put_digest(KIND, batch[place].keys[number], _spelled(answer))

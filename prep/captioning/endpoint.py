@@ -77,13 +77,14 @@ def key_of_environment() -> str:
 class Endpoint:
     """A model behind an address; an `Engine`."""
 
-    form: Literal["jpeg", "pixels"] = "jpeg"
+    form: Literal["jpeg", "pixels", "square"] = "jpeg"
     batch = 1
     prompt = PROMPT
 
     def __init__(self, url: str, *, model: str, key: str, concurrency: int, timeout: float, retries: int,
-                 max_tokens: int, temperature: float | None) -> None:
-        """`timeout`: seconds that a request may take."""
+                 max_tokens: int, temperature: float | None, response_format: Mapping[str, Any] | None = None) -> None:
+        """`timeout`: seconds that a request may take; `response_format`: what answers must be, which prompts say, too.
+        """
         self.name, self.at_once = model, concurrency
         self.identity: Mapping[str, str | int | None] = {
             "engine": "endpoint", "model": model, "max_tokens": max_tokens,
@@ -91,7 +92,8 @@ class Endpoint:
         self._url, self._key, self._retries = url, key, retries
         self._client = Client(url, {"Authorization": f"Bearer {key}"} if key else {}, timeout)
         self._options: dict[str, Any] = {"model": model, "max_tokens": max_tokens,
-                                         **({} if temperature is None else {"temperature": temperature})}
+                                         **({} if temperature is None else {"temperature": temperature}),
+                                         **({"response_format": response_format} if response_format else {})}
         self._lock = threading.Lock()
         self._quiet_until = 0.0  # time.monotonic(), until which nobody asks
         self._answered, self._failed = False, 0  # whether any picture was, and those in a row that were not

@@ -1,7 +1,7 @@
 """What every engine has in common: pictures and prompts go in, texts come out.
 
-`prep.captioning.endpoint` asks a server; models on this computer follow the same protocol. All else (which pictures are
-asked about, what is remembered, where captions are written) is the same for each.
+`prep.captioning.endpoint` asks a server; models and taggers on this computer follow the same protocol. All else (which
+pictures are asked about, what is remembered, where captions are written) is the same for each.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Engine(Protocol):
         """What it is asked by default."""
 
     @property
-    def form(self) -> Literal["jpeg", "pixels"]:
-        """Of a `Prepared` picture."""
+    def form(self) -> Literal["jpeg", "pixels", "square"]:
+        """Of a `Prepared` picture; square: pixels of a white square with the picture in its middle."""
 
     @property
     def at_once(self) -> int:
@@ -79,6 +79,9 @@ class Engine(Protocol):
     @property
     def batch(self) -> int:
         """Pictures that a call takes, at most."""
+
+    def describe(self) -> str:
+        """Where pictures go, for people."""
 
     def answer(self, pictures: Sequence[Prepared], prompts: Sequence[str]) -> Sequence[Answer | Unanswered]:
         """An answer for each picture, to its prompt. Raises `Problem` if no picture will get one; `Stopped`."""

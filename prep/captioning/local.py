@@ -44,7 +44,7 @@ PROMPTS = {"florence2": "<MORE_DETAILED_CAPTION>"}
 class LocalModel:
     """A model in a directory; an `Engine`. One thread at a time asks it."""
 
-    form: Literal["jpeg", "pixels"] = "pixels"
+    form: Literal["jpeg", "pixels", "square"] = "pixels"
     at_once = 1
 
     def __init__(self, named: str, *, download: bool, device: str, batch_size: int, max_tokens: int,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prep.captioning.engine import Prepared
 from prep.images.decode import decode_picture, quiet_pillow
 from prep.images.formats.parts import BadPicture
-from prep.images.thumbnail import encode_jpeg, shrink
+from prep.images.thumbnail import encode_jpeg, shrink, white_square
 from prep.workers.service import Service, Task
 
 QUALITY = 90  # of the JPEG that is sent: a photo of 1024 pixels takes 200 kB
@@ -20,9 +20,9 @@ class PictureQuestion:
     """The bytes of a picture file, and the form in which an engine wants the picture."""
 
     data: bytes
-    side: int  # pixels of the longer side, at most
+    side: int  # pixels of the longer side, at most; of a square, of each side
     alpha: str  # color that replaces transparency
-    form: str  # "jpeg" or "pixels"
+    form: str  # "jpeg", "pixels" or "square"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class PictureAnswer:
 
 def _prepare(question: PictureQuestion) -> Iterator[PictureAnswer]:
     try:
-        pixels = shrink(decode_picture(question.data, alpha=question.alpha), question.side)
+        picture = decode_picture(question.data, alpha=question.alpha)
+        pixels = (white_square if question.form == "square" else shrink)(picture, question.side)
     except BadPicture as error:
         yield PictureAnswer(code=error.code, detail=error.detail)
         return

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prep.captioning.engine import Engine
-from prep.captioning.template import Wording
+from prep.captioning.template import TAGS, Wording
 from prep.captions.options import CaptionOptions
 from prep.captions.read import BadCaption, read_caption
 from prep.dataset.edits.log import UndoEntry, UndoLog
@@ -39,6 +39,7 @@ class Asked:
     keys: tuple[str, ...]  # of the answers, in the memory
     how: str  # digest of all that decides the caption
     old: tuple[str, ...]  # captions that it has
+    tags: str = TAGS  # what a tagger said of it, if one is asked first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +109,16 @@ def _asked(known: KnownItem, place: EditPlace, disk: str, old: tuple[str, ...], 
            side: int, alpha: str) -> Asked:
     """Raises `BadCaption` for names that no caption can have."""
     prompts = wording.asked_of(known.item, old)
-    keys = tuple(digest_json({"kind": "caption", "meaning": MEANING, "picture": known.picture, "side": side,
-                              "alpha": alpha, "prompt": prompt, **engine.identity}) for prompt in prompts)
+    keys = keys_of(known, prompts, engine, side, alpha)
     shape = wording.caption_of(known.item, old, "{}")  # the caption, but for what the model says
     return Asked(known=known, place=place, disk=disk, prompts=prompts, keys=keys, old=old,
-                 how=digest_strings([*keys, shape]))
+                 how=digest_strings([*keys, shape, *wording.choices]))
+
+
+def keys_of(known: KnownItem, prompts: Sequence[str], engine: Engine, side: int, alpha: str) -> tuple[str, ...]:
+    """The names of an engine's answers to prompts on a picture."""
+    return tuple(digest_json({"kind": "caption", "meaning": MEANING, "picture": known.picture, "side": side,
+                              "alpha": alpha, "prompt": prompt, **engine.identity}) for prompt in prompts)
 
 
 def _old(known: KnownItem, first: UndoEntry | None, log: UndoLog, beside: Mapping[str, tuple[str, ...]]

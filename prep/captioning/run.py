@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prep.captioning.ask import Asker, open_answers, remembered
-from prep.captioning.engine import Engine
+from prep.captioning.engine import Answer, Engine
 from prep.captioning.picture import BYTES_PER_PIXEL
-from prep.captioning.plan import Asked, CaptionPlan, plan, survey, texts_of
+from prep.captioning.plan import Asked, CaptionPlan, keys_of, plan, survey, texts_of
 from prep.captioning.template import Wording
 from prep.captioning.write import Writer
 from prep.dataset.edits.log import UndoLog
@@ -20,7 +20,7 @@ from prep.dataset.texts import over_limit, reading_of
 from prep.errors import ModelError
 from prep.findings import Finding, finding, rejected_lines
 from prep.formatting import counted, format_bytes, grouped, printable
-from prep.fs.memo import dry_run
+from prep.fs.memo import Memo, dry_run
 from prep.images.thumbnail import shrunk_size
 from prep.progress import Progress, phase
 from prep.recipe.schema import Recipe
@@ -45,6 +45,11 @@ class CaptionCall:
     notice: Callable[[str], None]
     record: Callable[[], str]  # notes in the recipe where captions are, and says so
     progress: Progress
+
+    @property
+    def alpha(self) -> str:
+        """The color that replaces transparency."""
+        return self.recipe.image.alpha.replace("reject", "white")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,29 +94,36 @@ class CaptionReport:
         return "\n".join([*lines, *rejected_lines(self.findings, every=every)])
 
 
-def run_caption(call: CaptionCall, engine: Engine, where: str) -> CaptionReport:
-    """Makes captions of the pictures that have none; `where`: what is said of the way that pictures go. Raises
-    `UsageError`, `PathError`, `ConfigError`, `ModelError`."""
+class Scorer(Engine, Protocol):
+    """An engine whose answers are scores of tags: `prep.captioning.tagger`."""
+
+    @property
+    def side(self) -> int:
+        """Pixels of a side of what it sees."""
+
+
+def run_caption(call: CaptionCall, engine: Engine, tagger: Scorer | None = None) -> CaptionReport:
+    """Makes captions of the pictures that have none; a `tagger` is asked first, for the tags in prompts and captions.
+    Raises `UsageError`, `PathError`, `ConfigError`, `ModelError`."""
     check_editable(call.recipe, call.folder)
     if call.folder is not None:
         check_folder(call.recipe, call.folder)
     with dry_run() if call.dry_run else nullcontext():
         places = EditPlaces(recipe=call.recipe, folder=call.folder)
-        log, alpha = UndoLog(places.undo), call.recipe.image.alpha.replace("reject", "white")
+        log = UndoLog(places.undo)
         items, faults = survey(call.recipe, jobs=call.jobs, progress=call.progress)
-        planned = plan(items, faults, places, log, engine, call.wording, side=call.side, alpha=alpha,
+        planned = plan(items, faults, places, log, engine, call.wording, side=call.side, alpha=call.alpha,
                        replaced=call.replace, beside=_beside(call))
         todo = planned.asked[:call.limit]
         answers = open_answers()
         writer, new = Writer(log=log, wording=call.wording, by=engine.name), 0
         try:
-            lacking = {asked.keys: asked for asked in todo if None in remembered(answers, asked)}
-            missing = sum(remembered(answers, asked).count(None) for asked in lacking.values())
-            if lacking:
-                call.notice(_announced(list(lacking.values()), missing, call.side, engine, where))
+            asking = todo if tagger is None else tuple(_tagged(call, todo, engine, tagger, answers, writer))
+            missing = _announce(call, asking, engine, call.side, answers)
             if not call.dry_run:
-                asker = Asker(engine, answers, side=call.side, alpha=alpha, jobs=call.jobs)
-                new = _made(call, todo, asker, writer)
+                asker = Asker(engine, answers, side=call.side, alpha=call.alpha, jobs=call.jobs,
+                              read=call.wording.read)
+                new = _made(call, asking, asker, writer)
         finally:
             answers.close()
     return CaptionReport(where="beside the pictures" if call.folder is None else str(call.folder), model=engine.name,
@@ -145,6 +157,42 @@ def _beside(call: CaptionCall) -> dict[str, tuple[str, ...]]:
     return {known.item.label: texts_of(known) for known in items}
 
 
+def _tagged(call: CaptionCall, todo: Sequence[Asked], engine: Engine, tagger: Scorer, answers: Memo, writer: Writer
+            ) -> Iterator[Asked]:
+    """The pictures with their tags, in order. One that the tagger cannot be asked about becomes a finding; in a dry
+    run, one that it was not asked about stays as it is."""
+    scoring = [replace(each, prompts=(tagger.prompt,),
+                       keys=keys_of(each.known, (tagger.prompt,), tagger, tagger.side, call.alpha)) for each in todo]
+    _announce(call, scoring, tagger, tagger.side, answers)
+    if call.dry_run:
+        known = ((each.place.name, remembered(answers, each)[0]) for each in scoring)
+        found = {place: call.wording.tags_in(answer) for place, answer in known if answer is not None}
+    else:
+        found = dict(_tags(call, scoring, tagger, answers, writer))
+    for asked in todo:
+        tags = found.get(asked.place.name)
+        if tags is not None:
+            prompts = call.wording.asked_of(asked.known.item, asked.old, tags)
+            yield replace(asked, tags=tags, prompts=prompts,
+                          keys=keys_of(asked.known, prompts, engine, call.side, call.alpha))
+        elif call.dry_run:
+            yield asked
+
+
+def _tags(call: CaptionCall, scoring: Sequence[Asked], tagger: Scorer, answers: Memo, writer: Writer
+          ) -> Iterator[tuple[str, str]]:
+    """The tags of each picture, by the place of its caption; why the tagger cannot be asked about one is a finding."""
+    asker = Asker(tagger, answers, side=tagger.side, alpha=call.alpha, jobs=call.jobs, read=lambda answer: answer)
+    with call.progress("tagging", len(scoring), "pictures") as tick, killable(), closing(asker.ask(scoring)) as results:
+        for said in results:
+            tick(1)
+            if isinstance(said.answers, Finding):
+                writer.take(said)
+            for answer in said.answers if isinstance(said.answers, tuple) else ():
+                if isinstance(answer, Answer):
+                    yield said.asked.place.name, call.wording.tags_in(answer)
+
+
 def _made(call: CaptionCall, todo: tuple[Asked, ...], asker: Asker, writer: Writer) -> int:
     """Writes the captions; the number of answers that were not remembered."""
     new = 0
@@ -159,10 +207,21 @@ def _made(call: CaptionCall, todo: tuple[Asked, ...], asker: Asker, writer: Writ
     return new
 
 
-def _announced(lacking: list[Asked], missing: int, side: int, engine: Engine, where: str) -> str:
+def _announce(call: CaptionCall, todo: Sequence[Asked], engine: Engine, side: int, answers: Memo) -> int:
+    """Says where pictures go, if any do; the number of answers that are not remembered."""
+    lacking = {asked.keys: asked for asked in todo if None in remembered(answers, asked)}
+    missing = sum(remembered(answers, asked).count(None) for asked in lacking.values())
+    if lacking:
+        call.notice(_announced(list(lacking.values()), missing, side, engine))
+    return missing
+
+
+def _announced(lacking: list[Asked], missing: int, side: int, engine: Engine) -> str:
     """What is said before the first request."""
+    where = engine.describe()
     if engine.form != "jpeg":
-        return f"note: {engine.name} describes {counted(len(lacking), 'picture')} {where}"
+        does = "tags" if engine.form == "square" else "describes"
+        return f"note: {engine.name} {does} {counted(len(lacking), 'picture')} {where}"
     pixels = 0
     for asked in lacking:
         width, height = shrunk_size(asked.known.size, side)

@@ -44,12 +44,14 @@ class Writer:
             self.findings.append(said.answers)
             return
         lines: list[str] = []
-        for answer in said.answers:
-            if isinstance(answer, Unanswered):
-                self.findings.append(finding(label, "not-captioned", answer.detail))
+        for one in said.answers:
+            if isinstance(one, Unanswered):
+                self.findings.append(finding(label, "not-captioned", one.detail))
                 return
+            answer = self.wording.heard(one)
             if not answer.text:
-                self.findings.append(finding(label, "empty-caption", "the model said nothing"))
+                self.findings.append(finding(label, "empty-caption", "no tag has a score that is high enough" if
+                                             self.wording.scored else "the model said nothing"))
                 continue
             if answer.refused or REFUSAL.match(answer.text):
                 self.findings.append(finding(label, "caption-refused", f"'{_start(answer.text)}'"))
@@ -71,7 +73,7 @@ class Writer:
         self._answers[answer.text] += 1
         self._said.append((label, answer.text))
         try:
-            if line := self.wording.caption_of(asked.known.item, asked.old, answer.text):
+            if line := self.wording.caption_of(asked.known.item, asked.old, answer.text, asked.tags):
                 return [line]
             self.findings.append(finding(label, "empty-caption", f"the model said '{_start(answer.text)}'"))
         except BadCaption as error:

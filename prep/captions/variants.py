@@ -3,15 +3,18 @@
 What other trainers draw anew at each step (a line, a wildcard, the order of tags, dropped tags) is drawn here once, as
 a fixed list. Each variant is a text row of its own, cached like any other, and `train` draws one whenever it shows the
 sample. If there are few enough possibilities, all are taken; otherwise as many as the recipe says are drawn, keyed by
-the line, so that the same line has the same variants everywhere.
+the line, so that the same line has the same variants everywhere. A line that is a JSON object stays one: its commas
+separate no tags, and its braces hold no wildcards.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 from prep.captions.options import CaptionOptions
 from prep.digest import canonical
@@ -41,11 +44,24 @@ def variants_of(lines: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str
 
 def has_wildcards(line: str) -> bool:
     """Whether `line` has a `{a|b}`."""
-    return len(_parts(line)) > 1
+    return json_object(line) is None and len(_parts(line)) > 1
+
+
+def json_object(line: str) -> Mapping[str, Any] | None:
+    """The JSON object that a line is, as captions for models that read such; `None`: it is none, or an empty one."""
+    if not (line.startswith("{") and line.endswith("}")):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and value else None
 
 
 def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:
     """Returns at least one caption, at most `most`."""
+    if json_object(line) is not None:
+        return [line]
     parts = _parts(line) if choice.wildcards else [[line]]
     wholes = 1
     for options in parts:
@@ -101,8 +117,9 @@ def _joined(tags: Sequence[str], choice: CaptionOptions) -> str:
 
 
 def _dressed(caption: str, choice: CaptionOptions) -> str:
-    """The caption with trigger word, prefix and suffix; an empty caption stays empty."""
-    if choice.together:
+    """The caption with trigger word, prefix and suffix; an empty caption stays empty. A JSON object gets the trigger
+    word as its first value, so that it is still one."""
+    if choice.together and json_object(caption) is None:
         caption = _joined([part.strip() for part in caption.split(choice.together)], choice)
     text = " ".join(caption.split())
     if not text:
@@ -110,10 +127,17 @@ def _dressed(caption: str, choice: CaptionOptions) -> str:
     if choice.trigger:
         named = text.replace(TRIGGER, choice.trigger)
         has = re.search(rf"(?<!\w){re.escape(choice.trigger)}(?!\w)", named)
-        text = named if has else _joined([choice.trigger, named], choice)
+        text = named if has else _with_trigger(named, choice)
     suffix = choice.suffix.strip()
     text += suffix if suffix[:1] in _TIGHT else f" {suffix}"
     return f"{choice.prefix.strip()} {text}".strip()
+
+
+def _with_trigger(text: str, choice: CaptionOptions) -> str:
+    table = json_object(text)
+    if table is None:
+        return _joined([choice.trigger, text], choice)
+    return json.dumps({"trigger": choice.trigger, **table}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _numbers(line: str, number: int) -> Iterator[int]:

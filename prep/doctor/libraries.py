@@ -18,6 +18,7 @@ EXTRAS = {
     "optimizers": (("prodigyopt", "schedulefree", "lion-pytorch"), "Prodigy, schedule-free AdamW, Lion"),
     "kolors": (("sentencepiece",), "captions and sample pictures of Kolors"),
     "gguf": (("gguf",), "models in GGUF files"),
+    "tagger": (("onnxruntime",), "prep caption --tagger"),
     "tensorboard": (("tensorboard",), "log.tensorboard"),
     "wandb": (("wandb",), "log.wandb"),
     "remote": (("obstore",), "caches in S3, Google Cloud Storage and Azure"),

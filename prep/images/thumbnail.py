@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 from PIL import Image
 
 from prep.geometry import Placement, Size
@@ -12,6 +13,7 @@ from prep.images.decode import Picture, Pixels, scale_and_crop
 WEBP = 50  # quality: a photo of 80 pixels takes 0.8 kB, since WebP has 30 bytes of headers, and JPEG has 600
 QUALITY = 82  # of JPEG: a photo of 360 pixels takes 15 to 40 kB, and its PNG six times as much
 SHADE = (208, 32, 48)  # marks what does not train: a red that skin and skies do not have
+STRIP = 256  # rows
 SHADED = 0.65  # opacity of the shade where a mask is black
 
 
@@ -26,6 +28,18 @@ def shrink(picture: Picture, side: int) -> Pixels:
     """uint8 [H, W, 3]: the whole of `picture` (RGB), its longer side at most `side` pixels."""
     size = shrunk_size(picture.size, side)
     return scale_and_crop(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
+
+
+def white_square(picture: Picture, side: int) -> Pixels:
+    """uint8 [side, side, 3]: `picture` (RGB) in the middle of a white square, which is scaled to `side` by Pillow's
+    bicubic filter. The square is made strip by strip: that of a panorama has a billion pixels."""
+    (width, height), longer = picture.size, max(picture.size)
+    narrow = Image.new("RGB", (side, longer), "white")  # the square, scaled in its rows: Pillow scales these first, too
+    for top in range(0, height, STRIP):
+        strip = Image.new("RGB", (longer, min(STRIP, height - top)), "white")
+        strip.paste(picture.crop((0, top, width, top + strip.height)), ((longer - width) // 2, 0))
+        narrow.paste(strip.resize((side, strip.height), Image.Resampling.BICUBIC), (0, (longer - height) // 2 + top))
+    return np.asarray(narrow.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def small_copies(picture: Picture, side: int) -> tuple[Picture, Picture]:

@@ -22,6 +22,8 @@ from prep.parse import Unparsed, hub_id
 CONFIGS = (INDEX, MODULAR, "*/*.json", "*/*.jinja", "*/*.txt", "*/*.model")
 PIPELINE = (*CONFIGS, "*/*.safetensors")
 SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
+TAGGER = ("model.onnx", "selected_tags.csv")
+_WANTED = {SINGLE: "a directory with config.json and weights", TAGGER: f"a directory with {' and '.join(TAGGER)}"}
 
 
 def locate(model: str | Path, *, download: bool | None = False) -> Model:
@@ -61,17 +63,15 @@ def locate_directory(model: str | Path, *, download: bool | None = False, parts:
 def checked_id(model: str, parts: tuple[str, ...] = PIPELINE) -> str:
     """`model`, which is no directory, if it is a Hub id. Raises `ModelError`."""
     if file_of(model) is not None:
-        wanted = "a directory with config.json and weights" if parts == SINGLE else "a diffusers directory"
-        raise ModelError(f"model {model} is a single file, expected {wanted}",
+        raise ModelError(f"model {model} is a single file, expected {_WANTED.get(parts, 'a diffusers directory')}",
                          hint=f"{'' if Path(model).is_file() else 'there is no such file; '}name its directory, or a "
                          "Hub id like owner/name")
     try:
         return hub_id(model, "model")
     except Unparsed:
         raise ModelError(f"model {without_secrets(model)} is neither a directory nor a Hub id",
-                         hint="name a directory with config.json and weights, or a Hub id like owner/name" if
-                         parts == SINGLE else "name a diffusers pipeline directory, or a Hub id like owner/name"
-                         ) from None
+                         hint=f"name {_WANTED.get(parts, 'a diffusers pipeline directory')}, or a Hub id like "
+                         "owner/name") from None
 
 
 def _snapshot(named: str, download: bool | None, parts: tuple[str, ...]) -> Path:

@@ -10,7 +10,7 @@ from functools import partial
 from threading import Event
 
 from prep.captions.read import BadCaption, read_caption
-from prep.captions.variants import TRIGGER, has_wildcards
+from prep.captions.variants import TRIGGER, has_wildcards, json_object
 from prep.fs.blob import read_blob
 from prep.geometry import Size
 from prep.images.decode import read_header
@@ -75,7 +75,7 @@ def _read(item: Item, stop: Event) -> tuple[Item, PictureHeader | None, tuple[st
 
 
 def _count(lines: Sequence[str], opened: SampledFiles) -> None:
-    text = "\n".join(lines)
+    text = "\n".join(line for line in lines if json_object(line) is None)  # whose commas and braces are no tags
     opened.empty += not lines
     opened.several += len(lines) > 1
     opened.wildcards += has_wildcards(text)

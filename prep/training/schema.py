@@ -184,8 +184,8 @@ class Preserve:
                               "another prompt than its caption: two forward passes and a backward pass more; 0: off")
     prompts: tuple[str, ...] = setting(
         ("",), check=prompts_check, values='a list of prompts, "": none',
-        help="the other prompts, one of them by chance for each sample; each is none, or one of the manifest's prompts, "
-        'which prep prompts adds: ["", "photo of a woman"]')
+        help="the other prompts, one of them by chance for each sample: none, or prompts of the manifest, which prep "
+        'prompts adds: ["", "photo of a woman"]')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Whose libraries some module imports if installed.
 EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets",
-          "gguf", "kolors")
+          "gguf", "kolors", "tagger")
 # Imports that need no line of their own: `markupsafe` is the type of Jinja's own strings.
 WITH_ANOTHER = {"markupsafe": "jinja2"}
 
