@@ -1,4 +1,4 @@
-"""Captions of models, and tags, in a real browser: accepted by keys, all at once, asked again, counted; narrow and dark."""
+"""Captions of models, and tags, in a real browser: accepted, asked again, counted; by keys, narrow and dark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prep.dataset.edits.log import UndoLog
 from prep.fs.below import Below
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
-HOSTILE = "<script>document.title='owned'</script>"
+HOSTILE = "<script> document.title = 'owned' </script>"
 SMALL = {"image.resolution": 64, "image.step": 16}
 LOOKS = pytest.mark.parametrize(("width", "scheme"), [
     (1200, "light"), (390, "dark"), pytest.param(1200, "dark", marks=pytest.mark.slow),
@@ -33,7 +33,7 @@ def server(browser, tmp_path, edits):
     edits.mkdir()
     for name, color in (("a", "olive"), ("b", "teal"), ("c", "maroon"), ("d", "navy")):
         Image.new("RGB", (160, 120), color).save(root / f"{name}.png")
-    for name, words in (("a", f"red cat, {HOSTILE}"), ("b", "red dog, sitting on a rather long sofa"), ("c", "red cat")):
+    for name, words in (("a", f"red cat, {HOSTILE}"), ("b", "red dog, sitting on a long sofa"), ("c", "red cat")):
         log.add(f"{name}.txt", "caption", None, f"{words}\n".encode(), by=f"org/model-{HOSTILE}", how="0" * 64)
         (edits / f"{name}.txt").write_text(f"{words}\n")
     (root / "b.txt").write_text("a dog, as a person saw it")
@@ -47,7 +47,8 @@ def until(browser, condition):
 
 
 def states(browser):
-    return browser.run("[...document.querySelectorAll('.card')].map(card => card.querySelector('.state')?.textContent ?? '')")
+    return browser.run("[...document.querySelectorAll('.card')].map("
+                       "card => card.querySelector('.state')?.textContent ?? '')")
 
 
 @LOOKS
@@ -67,14 +68,14 @@ def test_captions_are_accepted_by_keys_and_taken_back(browser, server, edits):
     browser.open(server.url)
     assert states(browser) == ["to look at", "to look at", "to look at", ""]
     browser.run("document.querySelector('.card textarea').focus()")
-    browser.press("Enter", ctrl=True, shift=True)
+    browser.press("Control+Shift+Enter")
     until(browser, "document.activeElement === document.querySelectorAll('.card textarea')[1]")
     assert states(browser)[0] == "accepted" and browser.run("document.querySelector('.card .accept').hidden")
     assert not browser.run("document.querySelector('.card .undo').disabled")
     browser.type("x")  # what is no longer the model's is saved, not accepted
-    browser.press("Enter", ctrl=True, shift=True)
+    browser.press("Control+Shift+Enter")
     until(browser, "document.querySelectorAll('.card [role=status]')[1].textContent.startsWith('These words are not')")
-    browser.press("Enter", ctrl=True)
+    browser.press("Control+Enter")
     until(browser, "document.activeElement === document.querySelectorAll('.card textarea')[2]")
     assert states(browser)[:3] == ["accepted", "changed by a person", "to look at"]
     browser.forget()
@@ -114,6 +115,7 @@ def test_a_caption_is_asked_again(browser, server, edits):
 
 def test_a_tag_leads_to_its_samples_and_the_form_filled(browser, server):
     browser.open(server.url + "tags")
+    browser.forget()
     browser.run("[...document.querySelectorAll('.tags a')].find(one => one.textContent === 'red cat').click()")
     browser.loaded()
     until(browser, "document.querySelectorAll('.card').length === 2")

@@ -71,9 +71,11 @@ class Origins:
         item = self._source.state.seats[number].item.item
         now = _read(item)
         if origin.model is not None:
-            return (origin.by, self._before(origin.model)), ("now" if origin.state == AGAIN else "a person", now)
-        earlier = () if origin.earlier is None else self._before(origin.earlier) or self._beside(item)
-        return ((origin.by, now), ("before", earlier)) if earlier else ()
+            return ("model", self._before(origin.model)), ("now" if origin.state == AGAIN else "a person", now)
+        if origin.earlier is None:
+            return ()
+        earlier = self._before(origin.earlier) if origin.earlier.before else self._beside(item)
+        return (("model", now), ("before", earlier)) if earlier else ()
 
     def column(self) -> Column:
         """For each sample 1 + the place of its caption's state in `MADE`, 0 if no model has a part in it: uint8 [N].
