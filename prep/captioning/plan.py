@@ -1,6 +1,7 @@
 """Chooses the pictures to ask about: those without a caption, and those whose caption a model made by other means.
 
-A person's caption stays: a file, a row of a table, an edit, also an edit of what a model wrote.
+A person's caption stays: a file, a row of a table, an edit, also an edit of what a model wrote, or that word for word,
+once a person accepted it. About a picture of which a person rejected what a model wrote, a model is asked anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prep.captioning.template import TAGS, Wording
 from prep.captions.options import CaptionOptions
 from prep.captions.read import BadCaption, read_caption
 from prep.dataset.edits.log import UndoEntry, UndoLog
-from prep.dataset.edits.made import caption_entries, digest_at, first_made
+from prep.dataset.edits.made import caption_entries, digest_at, first_made, is_rejected, rejections
 from prep.dataset.edits.places import EditPlace, EditPlaces
 from prep.dataset.edits.refused import Refused
 from prep.dataset.facts import open_facts
@@ -39,6 +40,8 @@ class Asked:
     keys: tuple[str, ...]  # of the answers, in the memory
     how: str  # digest of all that decides the caption
     old: tuple[str, ...]  # captions that it has
+    again: bool  # a person rejected what a model made, and nothing was written since
+    rejected: int = 0  # how often that was
     tags: str = TAGS  # what a tagger said of it, if one is asked first
 
 
@@ -86,15 +89,16 @@ def plan(items: Sequence[KnownItem], findings: Sequence[Finding], places: EditPl
         try:
             place = places.of(known.item, "caption")
             disk = digest_at(place, known.item)
-            first = first_made(entries.get(place.name, ()), disk)
+            edits = entries.get(place.name, ())
+            first = first_made(edits, disk)
             old = _old(known, first, log, beside) if wording.uses_old else ()
-            one = _asked(known, place, disk, old, engine, wording, side, alpha)
+            one = _asked(known, place, disk, edits, old, engine, wording, side, alpha)
         except (Refused, BadCaption, OSError) as error:
             faults.append(_not_asked(known.item, error))
             continue
-        if first is not None and one.how in {entry.how for entry in entries[place.name] if entry.after == disk}:
+        if first is not None and one.how in {entry.how for entry in edits if entry.after == disk}:
             same += 1
-        elif first is None and not replaced and texts_of(known):
+        elif first is None and not replaced and not one.again and texts_of(known):
             kept[place.name] = known.item.label
             count += 1
         else:
@@ -105,20 +109,22 @@ def plan(items: Sequence[KnownItem], findings: Sequence[Finding], places: EditPl
     return CaptionPlan(asked=tuple(asked.values()), kept=count, made=same, pictures=len(items), findings=tuple(faults))
 
 
-def _asked(known: KnownItem, place: EditPlace, disk: str, old: tuple[str, ...], engine: Engine, wording: Wording,
-           side: int, alpha: str) -> Asked:
+def _asked(known: KnownItem, place: EditPlace, disk: str, edits: Sequence[UndoEntry], old: tuple[str, ...],
+           engine: Engine, wording: Wording, side: int, alpha: str) -> Asked:
     """Raises `BadCaption` for names that no caption can have."""
-    prompts = wording.asked_of(known.item, old)
-    keys = keys_of(known, prompts, engine, side, alpha)
+    prompts, rejected = wording.asked_of(known.item, old), rejections(edits, disk)
+    keys = keys_of(known, prompts, engine, side, alpha, rejected)
     shape = wording.caption_of(known.item, old, "{}")  # the caption, but for what the model says
-    return Asked(known=known, place=place, disk=disk, prompts=prompts, keys=keys, old=old,
-                 how=digest_strings([*keys, shape, *wording.choices]))
+    return Asked(known=known, place=place, disk=disk, prompts=prompts, keys=keys, old=old, rejected=rejected,
+                 how=digest_strings([*keys, shape, *wording.choices]), again=is_rejected(edits, disk))
 
 
-def keys_of(known: KnownItem, prompts: Sequence[str], engine: Engine, side: int, alpha: str) -> tuple[str, ...]:
-    """The names of an engine's answers to prompts on a picture."""
+def keys_of(known: KnownItem, prompts: Sequence[str], engine: Engine, side: int, alpha: str, rejected: int = 0
+            ) -> tuple[str, ...]:
+    """The names of an engine's answers to prompts on a picture, about which so many were rejected."""
+    anew = {"rejected": rejected} if rejected else {}  # so that a rejected answer is not the remembered one
     return tuple(digest_json({"kind": "caption", "meaning": MEANING, "picture": known.picture, "side": side,
-                              "alpha": alpha, "prompt": prompt, **engine.identity}) for prompt in prompts)
+                              "alpha": alpha, "prompt": prompt, **anew, **engine.identity}) for prompt in prompts)
 
 
 def _old(known: KnownItem, first: UndoEntry | None, log: UndoLog, beside: Mapping[str, tuple[str, ...]]

@@ -60,6 +60,7 @@ class CaptionReport:
     model: str
     plan: CaptionPlan
     todo: int  # pictures whose caption was to be made, within the limit
+    again: int  # of them, those of which a person rejected what a model made
     new: int  # answers that were asked for; of a dry run, that would be
     written: tuple[tuple[str, tuple[str, ...]], ...]
     findings: tuple[Finding, ...]
@@ -75,7 +76,7 @@ class CaptionReport:
         """The document of `prep caption --json`."""
         return {"format": "latentry/caption", "version": 1, "directory": self.where, "model": self.model,
                 "dry_run": self.dry_run, "pictures": self.plan.pictures, "kept": self.plan.kept, "made": self.plan.made,
-                "todo": self.todo, "asked": self.new, "written": len(self.written),
+                "todo": self.todo, "again": self.again, "asked": self.new, "written": len(self.written),
                 "captions": [{"path": label, "captions": list(lines)} for label, lines in self.written],
                 "findings": [each.as_json() for each in self.findings]}
 
@@ -87,6 +88,7 @@ class CaptionReport:
                  f"{counted(self.new, 'answer')} {'would be ' * self.dry_run}asked for",
                  f"{grouped(self.plan.kept)} existing kept{' (--replace replaces them)' if self.plan.kept else ''}",
                  *([f"{grouped(self.plan.made)} made before"] if self.plan.made else []),
+                 *([f"{grouped(self.again)} asked about again"] if self.again else []),
                  *([f"{grouped(left)} left by --limit"] if left else [])]
         shown = self.written[:None if self.limit is not None or every else EXAMPLES]
         lines = [f"{printable(self.where)}: {', '.join(parts)}",
@@ -127,7 +129,8 @@ def run_caption(call: CaptionCall, engine: Engine, tagger: Scorer | None = None)
         finally:
             answers.close()
     return CaptionReport(where="beside the pictures" if call.folder is None else str(call.folder), model=engine.name,
-                         plan=planned, todo=len(todo), new=missing if call.dry_run else new, limit=call.limit,
+                         plan=planned, todo=len(todo), again=sum(asked.again for asked in todo),
+                         new=missing if call.dry_run else new, limit=call.limit,
                          written=tuple(writer.written), dry_run=call.dry_run,
                          findings=(*planned.findings, *writer.findings, *writer.repeated(),
                                    *_too_long(call, writer.written)))
@@ -174,7 +177,7 @@ def _tagged(call: CaptionCall, todo: Sequence[Asked], engine: Engine, tagger: Sc
         if tags is not None:
             prompts = call.wording.asked_of(asked.known.item, asked.old, tags)
             yield replace(asked, tags=tags, prompts=prompts,
-                          keys=keys_of(asked.known, prompts, engine, call.side, call.alpha))
+                          keys=keys_of(asked.known, prompts, engine, call.side, call.alpha, asked.rejected))
         elif call.dry_run:
             yield asked
 

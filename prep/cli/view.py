@@ -199,8 +199,10 @@ def _edits(options: _SourceOptions, recipe: Recipe, folder: Path | None, source:
     if not options.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
     counted = partial(cost_of, recipe, options.cache, jobs=options.jobs) if options.cache is not None else None
+    asking = ["prep", "caption", str(options.what), *(("--sidecars",) if folder is None else ("--edits", str(folder)))]
     return Edits(places=EditPlaces(recipe=recipe, folder=folder), cost=counted, record=opt.recorder_of(recipe, folder),
-                 command=" ".join(shell_name(str(word)) for word in words))
+                 command=" ".join(shell_name(str(word)) for word in words),
+                 captioning=" ".join(map(shell_name, asking)))
 
 
 def _encoded(what: Place, token: str, manifest: Place | None, model: str | None,

@@ -1,4 +1,4 @@
-"""Selects and sorts samples by text, split, source, bucket, finding and mask, column by column.
+"""Selects and sorts samples by text, tag, split, source, bucket, finding and mask, column by column; counts tags.
 
 No Python object is made for a sample. Measured at 10^6 samples: tests/benchmarks/bench_view.py.
 """
@@ -24,7 +24,10 @@ from prep.manifest.samples import SampleColumns
 
 SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
 LASTING = ("name", "id", "weight", "pixels")  # orders that captions and masks do not change
+MADE = ("look", "accepted", "changed", "again")  # captions of models: see `prep.dataset.edits.made`
+MOST_TAGS = 1 << 20  # different ones; captions that are sentences have more
 REMEMBERED = 16  # selections; each takes 4 bytes a sample
+TAG_END = ","
 MANY = 1000  # places in a chunk that are found one by one
 
 
@@ -33,6 +36,8 @@ class Query:
     """Chooses samples and their order; fields that are `None` or empty leave none out."""
 
     text: str = ""  # in a caption or the name, in upper or lower case
+    tag: str = ""  # what a caption has between commas, or before the first or after the last
+    made: str = ""  # one of MADE, or "model" for all of these but "again"
     role: str = ""  # one of ROLES
     source: int | None = None
     bucket: int | None = None
@@ -63,7 +68,9 @@ class Selector:
         self._listed = listed
         self.samples = listed.samples
         self.losses: Column | None = None  # float64 [N], of a run: 1 is usual, NaN was not shown
-        self._lock, self._sorting = Lock(), Lock()
+        self.made: Column = np.empty(0, np.uint8)  # [N]: 1 + the place in MADE, 0 for none; empty: nothing is known
+        self._lock, self._sorting, self._counting = Lock(), Lock(), Lock()
+        self._tags: TagIndex | None = None
         self._known: OrderedDict[Query, Column] = OrderedDict()
         self._orders: dict[tuple[str, bool], Column] = {}
 
@@ -90,19 +97,26 @@ class Selector:
             for descending in (False, True):
                 self._orders.pop(("loss", descending), None)
 
+    def judge(self, made: Column) -> None:
+        """Filters by these origins of captions from now on."""
+        with self._lock:
+            if made is not self.made:
+                self.made = made
+                self._known = OrderedDict((query, known) for query, known in self._known.items() if not query.made)
+
     def select(self, query: Query) -> Column:
         """The numbers of the samples that fit, int32, in the query's order."""
         with self._lock:
             if query in self._known:
                 self._known.move_to_end(query)
                 return self._known[query]
-        losses, fits = self.losses, np.ones(len(self.samples), bool)
+        losses, made, fits = self.losses, self.made, np.ones(len(self.samples), bool)
         for test in self._tests(query):  # the search comes last
             fits &= test()
         order = self._order(query.sort, query.descending)
         selected = order[fits[order]]
         with self._lock:
-            if losses is self.losses:
+            if losses is self.losses and made is self.made:
                 self._known[query] = selected
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
@@ -127,9 +141,37 @@ class Selector:
             tests.append(lambda: self._losses() >= query.hard)
         if query.finding:
             tests.append(lambda: self._with_finding(query.finding))
+        if query.made:
+            tests.append(lambda: self._with_origin(query.made))
+        if query.tag:
+            tests.append(lambda: self._with_tag(query.tag))
         if query.text:
             tests.append(lambda: self._with_text(query.text))
         return tests
+
+    def _with_origin(self, made: str) -> Column:
+        if len(self.made) != len(self.samples):
+            return np.zeros(len(self.samples), bool)
+        return (self.made > 0) & (self.made <= 3) if made == "model" else self.made == 1 + MADE.index(made)
+
+    # ---- tags --------------------------------------------------------------------------------------------------------
+
+    @property
+    def tags(self) -> TagIndex:
+        """The tags of all captions, found when they are first asked for."""
+        with self._counting:
+            if self._tags is None:
+                self._tags = TagIndex(self.samples.table["texts"])
+            return self._tags
+
+    def _with_tag(self, tag: str) -> Column:
+        fits = self.tags.having(tag)
+        if fits is None:  # it is none of those that are counted
+            fits = self._with_text(tag)
+            for number in np.flatnonzero(fits).tolist():
+                fits[number] = any(tag in map(str.strip, caption.split(TAG_END))
+                                   for caption in self.samples.captions(number))
+        return fits
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
@@ -238,6 +280,75 @@ class Selector:
 
     def _losses(self) -> Column:
         return np.full(len(self.samples), np.nan) if self.losses is None else self.losses
+
+
+class TagIndex:
+    """The tags of each sample, each once: the parts of its captions between commas, without blanks around them.
+
+    Of a million samples with 20 tags each it takes about ten seconds and 80 MB, and to count those of a selection a
+    tenth of a second. Tags beyond the first `MOST_TAGS` different ones are left out.
+    """
+
+    def __init__(self, texts: pa.ChunkedArray) -> None:
+        self._names: pa.Array = pa.array([], pa.string())
+        self.complete = True  # whether all tags are counted
+        codes, lengths = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
+        for chunk in texts.chunks:
+            found = np.sort(self._coded(*_parts_of(chunk)))
+            owners, numbers = np.divmod(found[np.diff(found, prepend=-1) > 0], max(1, len(self._names)))
+            codes.append(numbers.astype(np.int32))
+            lengths.append(np.bincount(owners, minlength=len(chunk)))
+        order = pc.sort_indices(self._names)
+        self._names = self._names.take(order)
+        ranks = np.empty(len(order), np.int32)  # codes in the order of names
+        ranks[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
+        self._codes = ranks[np.concatenate(codes)]  # of all samples, one after the other
+        self._offsets = np.cumsum(np.concatenate(lengths))  # [N + 1]
+        self._totals = np.bincount(self._codes, minlength=len(order))
+
+    def _coded(self, owners: Column, parts: pa.Array) -> Column:
+        """Numbers that stand for a sample of a chunk, and a tag of it."""
+        encoded = parts.dictionary_encode()
+        tags = pc.utf8_trim_whitespace(encoded.dictionary)
+        unknown = pc.and_(pc.is_null(pc.index_in(tags, value_set=self._names)), pc.not_equal(tags, ""))
+        new = tags.filter(unknown).unique()
+        self.complete &= len(self._names) + len(new) <= MOST_TAGS
+        self._names = pa.concat_arrays([self._names, new.slice(0, MOST_TAGS - len(self._names))])
+        known = pc.fill_null(pc.index_in(tags, value_set=self._names), -1).to_numpy()
+        codes = known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
+        return (owners * max(1, len(self._names)) + codes)[codes >= 0]
+
+    def having(self, tag: str) -> Column | None:
+        """Whether each sample has a tag; `None` if it is none of those that are counted."""
+        code = pc.index(self._names, pa.scalar(tag)).as_py()
+        if code < 0 and not self.complete:
+            return None
+        fits = np.zeros(len(self._offsets) - 1, bool)
+        fits[np.searchsorted(self._offsets, np.flatnonzero(self._codes == code), side="right") - 1] = True
+        return fits
+
+    def counted(self, selected: Column, most: int) -> tuple[list[tuple[str, int]], int]:
+        """The tags that most of the selected samples have, with the number of these, at most `most`, the most frequent
+        first, of equal ones by name; and how many different tags there are in all."""
+        counts = self._totals
+        if len(selected) < len(self._offsets) - 1:
+            fits = np.zeros(len(self._offsets) - 1, bool)
+            fits[selected] = True
+            counts = np.bincount(self._codes[np.repeat(fits, np.diff(self._offsets))], minlength=len(counts))
+        last = len(counts) - 1
+        keys = counts * len(counts) + np.arange(last, -1, -1)  # differ, and have the order that is wanted
+        top = -np.sort(-(keys if len(keys) <= most else np.partition(keys, -most)[-most:]))
+        named = ((last - key % len(counts), key // len(counts)) for key in top.tolist())
+        return ([(self._names[code].as_py(), count) for code, count in named if count], int(np.count_nonzero(counts)))
+
+
+def _parts_of(texts: pa.Array) -> tuple[Column, pa.Array]:
+    """What stands between commas in a chunk of samples' texts: the number of its sample in the chunk, and the text."""
+    captions = pc.struct_field(pc.list_flatten(texts), "caption")
+    parts = pc.split_pattern(captions, TAG_END)
+    owners = np.repeat(np.repeat(np.arange(len(texts)), pc.list_value_length(texts).to_numpy()),
+                       pc.list_value_length(parts).to_numpy())
+    return owners, pc.list_flatten(parts)
 
 
 class LowerCase:

@@ -67,6 +67,17 @@ Words = tuple[tuple[Literal["same", "gone", "new"], str], ...]  # of a caption, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MadeCaption:
+    """What a model and a person wrote about a picture."""
+
+    by: str  # the model
+    state: str  # what became of it, in words
+    versions: tuple[tuple[str, tuple[str, ...]], ...]  # who wrote which captions; () if there is nothing to compare
+    accept: str = ""  # address; "": there is nothing to judge
+    again: str = ""  # address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionForm:
     """The captions of a picture where they are edited. Saving sends the ids and versions that the page showed."""
 
@@ -78,6 +89,7 @@ class CaptionForm:
     version: str
     trains: str  # the caption that trains now
     lines: tuple[str, ...]
+    made: MadeCaption | None = None  # if a model has a part in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

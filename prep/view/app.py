@@ -36,7 +36,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from prep.dataset.edits.log import UndoLog
-from prep.dataset.edits.made import made_by
 from prep.dataset.edits.places import EditPlaces
 from prep.dataset.edits.refused import Refused
 from prep.errors import PathError, Problem
@@ -55,6 +54,7 @@ from prep.view.pictures import Pictures
 from prep.view.routes import asking, changes_of, comparing, routes_of
 from prep.view.run import RunFiles
 from prep.view.site import Site
+from prep.view.source.origins import Origins
 from prep.view.source.pictures import SourcePictures
 from prep.view.source.state import SourceSet
 
@@ -95,29 +95,16 @@ def build_source_app(source: SourceSet, base: str, edits: Edits | None = None,
     """The application about pictures that are not encoded, as `build_app`; with `edits`, they are edited. Raises
     `PathError`."""
     pictures = SourcePictures(source, Memory())
-    site = Site(base=base, home=home, state=source.data, pictures=pictures, made_by=_makers(source, edits))
+    site = Site(base=base, home=home, state=source.data, pictures=pictures)
     if edits is not None:
-        site = replace(site, edit_token=new_token(), editor=Editor(source, edits, pictures.mask_file))
+        editor = Editor(source, edits, pictures.mask_file)
+        site = replace(site, edit_token=new_token(), editor=editor, origins=Origins(source, edits.places, editor.log))
         return _app(site, [*routes_of(site), *edit_routes(site, pictures)]), site
-    return _app(site, routes_of(site)), site
-
-
-def _makers(source: SourceSet, edits: Edits | None) -> Callable[[int], str]:
-    """Tells which model made the captions of a sample."""
     recipe = source.state.survey.original
-    places = EditPlaces(recipe=recipe, folder=recipe.edits) if edits is None else edits.places
-    try:
-        log = UndoLog(places.undo)
-    except PathError:  # nothing is kept of edits beside the pictures
-        return lambda number: ""
-
-    def maker(number: int) -> str:
-        item = source.state.seats[number].item.item
-        with suppress(Refused, PathError, OSError):
-            return made_by(log, places.of(item, "caption"), item)
-        return ""
-
-    return maker
+    places = EditPlaces(recipe=recipe, folder=recipe.edits)
+    with suppress(PathError):  # nothing is kept of edits beside the pictures
+        site = replace(site, origins=Origins(source, places, UndoLog(places.undo)))
+    return _app(site, routes_of(site)), site
 
 
 def _app(site: Site, routes: list[BaseRoute]) -> App:

@@ -11,15 +11,16 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.findings import CODES
-from prep.formatting import format_bucket, format_size
+from prep.formatting import format_bucket, format_size, shell_name
 from prep.fs.place import Place
-from prep.manifest.select import SORTS, Query
+from prep.manifest.select import MADE, MOST_TAGS, SORTS, Query
 from prep.pages.layout import render
 from prep.pages.overlay import Shot, crop_overlay
 from prep.pages.parts import findings_table, pager_of, plural
 from prep.sources.tree import MASK, PICTURES, stem_of
-from prep.view.edit.pages import edit_of, query_fields, with_form
-from prep.view.params import address
+from prep.view.edit.pages import edit_of, made_of, query_fields, with_form
+from prep.view.edit.replace import Rewording
+from prep.view.params import LONGEST, address
 from prep.view.pictures import statistics
 from prep.view.run_pages import facts_of_run, loss_chart
 from prep.view.site import Site, card_of, loss_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CARDS = 60  # per page
 ROWS = 200  # of findings, per page
+TAGS = 500  # that are listed
 READ = 64  # captions whose tokens are shown
 TOKENS = 2000  # of a caption
 VIEWS = 32  # on a sample's page
@@ -43,14 +45,15 @@ NOT_HERE = "The original was not found, has changed, or cannot be decoded."
 def list_page(site: Site, query: Query, page: int) -> str:
     """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
     hard, data = site.hardness(), site.data
-    selected = data.selector.select(query)
+    selected = site.select(data, query)
     pages = max(1, -(-len(selected) // CARDS))
     page = min(page, pages - 1)
     shown = selected[page * CARDS:(page + 1) * CARDS].tolist()
     query_string = address(query, data.shapes)
     return site.render(
         "list.html", query=query, given=query_string, edit_token=site.edit_token,
-        queried=query_fields(query_string), wording=None, filtered=query != Query(text=query.text),
+        queried=query_fields(query_string), **_judged(site), filtered=query != Query(text=query.text),
+        wording=None, prefilled=Rewording(query.tag, "", "", whole=True) if query.tag else None,
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_bucket(shape), count) for shape, count in zip(data.shapes, data.crowds, strict=True)],
@@ -65,7 +68,7 @@ def list_page(site: Site, query: Query, page: int) -> str:
 def sample_page(site: Site, number: int, query: Query) -> str:
     """Everything about one sample, and the way to its neighbors among those that the query selects."""
     hard, data = site.hardness(), site.data
-    row, selected = data.describe(number), data.selector.select(query)
+    row, selected = data.describe(number), site.select(data, query)
     places = np.flatnonzero(selected == number)
     query_string, at = address(query, data.shapes), int(places[0]) if len(places) else None
     back = address(query, data.shapes, page=1 + (at or 0) // CARDS)
@@ -80,7 +83,32 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
                for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
-        decodes=site.model is not None, edit=edit_of(site, number), made_by=site.made_by(number))
+        decodes=site.model is not None, edit=edit_of(site, number), made=made_of(site, [number]).get(number),
+        **_judged(site))
+
+
+def _judged(site: Site) -> dict[str, Any]:
+    """How many captions models made, by what people did to them, and the command that asks again about rejected ones.
+    """
+    if site.origins is None:
+        return {"made_counts": {}, "again": 0}
+    made = np.bincount(site.origins.column(), minlength=1 + len(MADE))[1:].tolist()
+    counts = {"model": sum(made[:-1]), **dict(zip(MADE, made, strict=True))}
+    captioning = "prep caption SOURCE" if site.editor is None else site.editor.edits.captioning
+    return {"made_counts": counts if sum(made) else {}, "again": made[-1],
+            "captioning": f"{captioning} --model {shell_name(site.origins.rejected_of())}"}
+
+
+def tags_page(site: Site, query: Query) -> str:
+    """How many of the samples that a query selects have each tag, with links to these."""
+    data = site.data
+    selected = site.select(data, query)
+    counts, different = data.selector.tags.counted(selected, TAGS)
+    return site.render(
+        "tags.html", query=query, given=address(query, data.shapes), count=len(selected),
+        total=len(data.selector.samples), different=different, complete=data.selector.tags.complete, most=MOST_TAGS,
+        rows=[(tag, count, count / len(selected), f"{site.base}/{address(replace(query, tag=tag), data.shapes)}"
+               if len(tag) <= LONGEST else "") for tag, count in counts])
 
 
 def findings_page(site: Site, code: str, page: int) -> str:

@@ -1,6 +1,7 @@
 """Query strings of the list's addresses, to queries and back; anything unknown is an error that names what is expected.
 
     ?q=red+heart&split=train&source=0&bucket=512x768&finding=blank&mask=yes&from=10&to=90&page=2
+    ?tag=red+heart&made=look
     ?sort=loss&order=down&loss=1.5
 """
 
@@ -14,10 +15,10 @@ from prep.batching.split import ROLES
 from prep.findings import CODES
 from prep.formatting import format_bucket
 from prep.geometry import BucketShape
-from prep.manifest.select import SORTS, Query
+from prep.manifest.select import MADE, SORTS, Query
 from prep.parse import Unparsed, brief, one_of
 
-NAMES = ("q", "split", "source", "bucket", "finding", "mask", "from", "to", "loss", "sort", "order")
+NAMES = ("q", "tag", "made", "split", "source", "bucket", "finding", "mask", "from", "to", "loss", "sort", "order")
 LONGEST = 500  # characters of a search
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -33,11 +34,13 @@ def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[BucketShap
         one_of(name, NAMES, "a name in the address")
         if value and values.setdefault(name, value) != value:
             raise Unparsed(f"{name} is given twice, expected once")
-    if len(values.get("q", "")) > LONGEST:
-        raise Unparsed(f"q has {len(values['q'])} characters, expected at most {LONGEST}")
+    for name in ("q", "tag"):
+        if len(values.get(name, "")) > LONGEST:
+            raise Unparsed(f"{name} has {len(values[name])} characters, expected at most {LONGEST}")
     low, high = (None if name not in values else _percent(values[name], name) for name in ("from", "to"))
     return Query(
-        text=values.get("q", ""), role=_word(values, "split", ROLES), finding=_word(values, "finding", CODES),
+        text=values.get("q", ""), tag=values.get("tag", "").strip(), made=_word(values, "made", ("model", *MADE)),
+        role=_word(values, "split", ROLES), finding=_word(values, "finding", CODES),
         source=_source(values["source"], sources) if "source" in values else None,
         bucket=_bucket(values["bucket"], buckets) if "bucket" in values else None,
         masked={"": None, "yes": True, "no": False}[_word(values, "mask", ("yes", "no"))], low=low, high=high,
@@ -48,7 +51,7 @@ def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[BucketShap
 def address(query: Query, buckets: Sequence[BucketShape], *, page: int = 1) -> str:
     """The query string of a query, with its `?`; "" for all samples by name. `query_of` reads it back."""
     values: dict[str, str | int | None] = {
-        "q": query.text, "split": query.role, "source": query.source,
+        "q": query.text, "tag": query.tag, "made": query.made, "split": query.role, "source": query.source,
         "bucket": None if query.bucket is None else format_bucket(buckets[query.bucket]), "finding": query.finding,
         "mask": {None: "", True: "yes", False: "no"}[query.masked], "from": _spelled(query.low),
         "to": _spelled(query.high), "loss": "" if query.hard is None else f"{query.hard:.3f}".rstrip("0").rstrip("."),

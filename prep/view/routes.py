@@ -18,7 +18,7 @@ from prep.parse import Unparsed, one_of
 from prep.runs.heartbeat import KINDS
 from prep.runs.requests import ask, reply
 from prep.view.diff import Diff, diff_page
-from prep.view.pages import findings_page, list_page, sample_page
+from prep.view.pages import findings_page, list_page, sample_page, tags_page
 from prep.view.params import number_of, query_of
 from prep.view.run import RunFiles
 from prep.view.run_pages import compare_page, compare_tag, compared, page_of_run, run_tag
@@ -93,6 +93,10 @@ def query_in(site: Site, request: Request) -> Query:
     return query_of(request.query_params.multi_items(), data.shapes, len(data.sources))
 
 
+def _tags(site: Site, request: Request) -> Response:
+    return HTMLResponse(tags_page(site, query_in(site, request)))
+
+
 def _findings(site: Site, request: Request) -> Response:
     code = request.query_params.get("code", "")
     return HTMLResponse(findings_page(site, one_of(code, CODES, "code") if code else "", page_of(request)))
@@ -158,7 +162,7 @@ def _static(_site: Site, request: Request) -> Response:
 
 
 _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
-    "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/run": _run,
+    "/": _list, "/sample/{number}": _sample, "/tags": _tags, "/findings": _findings, "/run": _run,
     "/cell/{grid}/{cell}": _cell, "/thumbnail/{number}": _thumbnail,
     "/thumbnail/{number}/{reference}": _thumbnail, "/picture/{number}": _whole,
     "/picture/{number}/{reference}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prep.batching.split import ROLES
+from prep.cache.ledger.columns import Column
 from prep.manifest.describe import describe_columns
-from prep.manifest.select import Selector
+from prep.manifest.select import Query, Selector
 from prep.pages.cards import REFERENCES, described_references, more_references, sample_card
 from prep.pages.layout import render
 from prep.pages.overlay import Shot
@@ -21,6 +22,7 @@ from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
 from prep.view.pictures import Pictures
 from prep.view.run import RunFiles
+from prep.view.source.origins import Origins
 
 if TYPE_CHECKING:
     from prep.view.model import ViewedModel  # which imports torch
@@ -40,7 +42,7 @@ class Site:
     run: RunFiles | None = None
     model: ViewedModel | None = None
     editor: Editor | None = None
-    made_by: Callable[[int], str] = lambda number: ""  # the model that made a sample's captions; "": a person
+    origins: Origins | None = None  # of captions; None: nothing is known of them
     edit_token: str = ""  # in a header of what our own pages send
     compares: bool = False  # whether there is a page of two runs beside each other
     root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
@@ -62,6 +64,12 @@ class Site:
             "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
             "has_run": self.run is not None, "home": self.home, "root": self.root, "edits": self.editor is not None,
             "encoded": self.rows is not None, "compares": self.compares, **values})
+
+    def select(self, data: Data, query: Query) -> Column:
+        """The numbers of the samples that fit, in the query's order."""
+        if query.made and self.origins is not None:
+            data.selector.judge(self.origins.column())
+        return data.selector.select(query)
 
     def hardness(self) -> Hardness | None:
         """The hardness of each sample for the run until now, which the selector then knows, too."""

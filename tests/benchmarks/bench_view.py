@@ -4,7 +4,8 @@
 
 The data set is made first (tests/support/synthetic.py; two minutes). Each round asks for every page once; a search, a
 filter and an order that were asked for before are remembered, so each round searches for other words ("first"), and
-asks for the same again ("again").
+asks for the same again ("again"). Tags are found when they are first asked for, which is the highest time; the captions
+are no tags: nearly all are different, which is the worst case.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PAGES = {  # {} is another number in each round
     "again, another page": "/?q=number+{}71&page=2",
     "bucket, mask and a search, first": "/?bucket=80x8&mask=yes&q=9{}",
     "sorted by length of caption": "/?sort=caption&order=down",
+    "the tags of all, found once": "/tags", "the tags of a bucket": "/tags?bucket=80x8&mask=yes&from={}",
+    "the samples of a tag, first": "/?tag=number+{}71",
     "a sample": "/sample/{}0000", "a sample within a search": "/sample/{}0000?q=number+{}71",
     "one channel of its latent": "/latent/{}0000/0/1",
 }

@@ -146,16 +146,16 @@ def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = N
 
 
 @contextmanager
-def viewing_source(source: Path, edits: Path | None = None, *, sidecars: bool = False, cache: Path | None = None,
-                   **choices: object) -> Iterator[Viewing]:
+def viewing_source(source: Path, edits: Path | None = None, *, sidecars: bool = False, read_only: bool = False,
+                   cache: Path | None = None, **choices: object) -> Iterator[Viewing]:
     """The pages of pictures that are not encoded, from a thread of this process; `choices` as for a recipe.
 
-    With `edits` or `sidecars`, they are edited.
+    With `edits` or `sidecars`, they are edited, unless they are `read_only`.
     """
     recipe = replace(load_recipe(source, choices=choices), edits=edits)
     survey = survey_source(without_caption_stop(recipe), jobs=2, scan=False, progress=silent)
     edited = None
-    if edits is not None or sidecars:
+    if (edits is not None or sidecars) and not read_only:
         cost = None if cache is None else partial(cost_of, recipe, cache, jobs=1)
         edited = Edits(places=EditPlaces(recipe=recipe, folder=edits), command="prep encode", cost=cost)
     app, site = build_source_app(SourceSet(survey), f"/{(token := new_token())}", edited)

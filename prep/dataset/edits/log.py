@@ -2,11 +2,14 @@
 
     NUMBER.before   the previous bytes; missing if there was no file
     NUMBER.json     which file was written, and the digests of its bytes before and after; of a caption that a model
-                    made, which model, and a digest of all that decided it
+                    made, which model, and a digest of all that decided it; of a person's verdict on one, what it is
 
 Both are written before the file itself, the document last. A process that is killed in between leaves an entry whose
 edit was never made, which the digests show. Paths are never read from an entry: it is found by the name of a place that
 was computed from a picture.
+
+Documents of a verdict have version 2, all others version 1. An accepted caption stays as it is, so its entry keeps no
+bytes; a rejected one became what it was before the model.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 from prep.dataset.edits.refused import Refused
 from prep.digest import digest_bytes
@@ -25,8 +29,10 @@ from prep.parse import Unparsed, expect, known_keys
 FORMAT = "latentry/edit"
 MOST_BYTES = 1 << 28  # of what can be undone
 MOST_DOCUMENT = 1 << 16
+_Stamp = tuple[int, int, int]  # of a document: when it was written, its size, its inode
 AT_REST = 2 * 10**9  # ns after which a change of a directory cannot have the time of the one before
-TEXTS, MADE = ("place", "kind", "before", "after"), ("by", "how")  # MADE: only of what a model made
+TEXTS, MADE = ("place", "kind", "before", "after"), ("by", "how", "verdict")  # MADE: only of what a model made
+Verdict = Literal["", "accepted", "rejected"]
 _NAME = re.compile(r"([0-9]{8})\.json")
 
 
@@ -41,6 +47,7 @@ class UndoEntry:
     after: str
     by: str = ""  # the model that made it; "": a person
     how: str = ""  # digest of what it was made by: model, prompts, picture
+    verdict: str = ""  # a person's, on what a model made; one of `Verdict`
 
 
 class UndoLog:
@@ -50,6 +57,7 @@ class UndoLog:
         self.root = root
         self._last = (0, 0)  # the number that was given last, and when the directory changed by that
         self._known: tuple[int, list[UndoEntry]] | None = None  # when the directory last changed, and the entries then
+        self._parsed: dict[int, tuple[_Stamp, UndoEntry]] = {}  # documents at rest: there may be a hundred thousand
 
     def entries(self) -> list[UndoEntry]:
         """All edits that were not undone, the newest first. A damaged entry is left out."""
@@ -60,15 +68,30 @@ class UndoLog:
                 if self._known is not None and self._known[0] == changed:
                     return self._known[1]
                 numbers = sorted(_numbers(folder), reverse=True)
-                entries = [entry for entry in (_read(folder, number) for number in numbers) if entry is not None]
+                entries = [entry for entry in (self._read(folder, number, begun) for number in numbers)
+                           if entry is not None]
         except OSError:
             return []
         self._known = (changed, entries) if begun - changed > AT_REST else None
         return entries
 
-    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None, *, by: str = "", how: str = ""
-            ) -> UndoEntry:
-        """Notes an edit that is about to be made. Raises `OSError`."""
+    def _read(self, folder: Folder, number: int, now: int) -> UndoEntry | None:
+        """The entry of a number; a document that was read at rest is read again only if its stamp has changed."""
+        try:
+            status = folder.status(_document(number))
+        except OSError:
+            return None
+        stamp = status.st_mtime_ns, status.st_size, status.st_ino
+        if (parsed := self._parsed.get(number)) is not None and parsed[0] == stamp:
+            return parsed[1]
+        entry = _read(folder, number)
+        if entry is not None and now - status.st_mtime_ns > AT_REST:
+            self._parsed[number] = stamp, entry
+        return entry
+
+    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None, *, by: str = "", how: str = "",
+            verdict: Verdict = "") -> UndoEntry:
+        """Notes an edit that is about to be made, or a verdict. Raises `OSError`."""
         with self.root.opened(make=True) as folder:
             number, changed = self._last
             if folder.status().st_mtime_ns != changed:  # else all names were read: there may be a hundred thousand
@@ -76,10 +99,10 @@ class UndoLog:
             while True:
                 number += 1
                 entry = UndoEntry(number=number, place=place, kind=kind, before=digest_of(before),
-                                  after=digest_of(after), by=by, how=how)
-                if before is not None and not folder.create(_content(number), before):
+                                  after=digest_of(after), by=by, how=how, verdict=verdict)
+                if before is not None and verdict != "accepted" and not folder.create(_content(number), before):
                     continue
-                document = json.dumps({"format": FORMAT, "version": 1, **_spelled(entry)}).encode()
+                document = json.dumps({"format": FORMAT, "version": 2 if verdict else 1, **_spelled(entry)}).encode()
                 if folder.create(_document(number), document):  # else another process has this number
                     self._known, self._last = None, (number, folder.status().st_mtime_ns)
                     return entry
@@ -100,6 +123,7 @@ class UndoLog:
     def drop(self, entry: UndoEntry) -> None:
         """Forgets an edit. Raises `OSError`."""
         self._known = None
+        self._parsed.pop(entry.number, None)
         with self.root.opened() as folder:
             folder.remove(_document(entry.number))
             folder.remove(_content(entry.number))
@@ -116,7 +140,8 @@ def _read(folder: Folder, number: int) -> UndoEntry | None:
         texts = {name: expect(table.get(name, "" if name in MADE else None), str, name) for name in (*TEXTS, *MADE)}
     except (OSError, ValueError, RecursionError, Unparsed):
         return None
-    return UndoEntry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
+    known = table.get("format") == FORMAT and table.get("version") == (2 if texts["verdict"] else 1)
+    return UndoEntry(number=number, **texts) if known and texts["verdict"] in get_args(Verdict) else None
 
 
 def _spelled(entry: UndoEntry) -> dict[str, object]:

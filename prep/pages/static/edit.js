@@ -36,7 +36,7 @@ if (edit) {
       form.querySelector("[role=status]").textContent = said;
       form.querySelector("textarea, canvas").focus();
     }
-    if (!form.dataset.plan) form.querySelector(".undo").addEventListener("click", async () => {
+    if (form.dataset.undo && !form.dataset.plan) form.querySelector(".undo").addEventListener("click", async () => {
       if (await send(form, form.dataset.undo, "text/plain", "")) again(form);
     });
   }
@@ -47,6 +47,69 @@ if (edit) {
 
 // Captions: of a sample's page, or of each card of the list, where a save goes on to the next one.
 const cards = [...document.querySelectorAll(".card form.edit")];
+
+// What is there after an answer, where the page stays.
+function noted(form, answer) {
+  form.dataset.version = answer.headers.get("x-latentry-version");
+  form.querySelector(".undo").disabled = answer.headers.get("x-latentry-undo") !== "yes";
+}
+// Says what became of a model's caption; only one to look at can be judged.
+function judged(form, state) {
+  if (form.querySelector(".state")) form.querySelector(".state").textContent = state;
+  for (const button of form.querySelectorAll(".verdict")) button.hidden = state !== "to look at";
+}
+const waits = form => form.querySelector(".accept:not([hidden])") && form.dataset.changed !== "yes";
+
+async function accept(form) {
+  if (!waits(form)) {
+    if (form.dataset.accept) form.querySelector("[role=status]").textContent = form.dataset.changed === "yes" ?
+      "These words are not the model's any more: save them." : "There is nothing to accept.";
+    return null;
+  }
+  const answer = await send(form, form.dataset.accept, "text/plain", "");
+  if (answer) {
+    noted(form, answer);
+    judged(form, "accepted");
+  }
+  return answer;
+}
+
+// All that the page shows, one after the other; taken back in the same way.
+const every = document.getElementById("accept-all");
+if (every) {
+  const [button, back] = every.querySelectorAll("button"), says = every.querySelector("[role=status]");
+  let done = [];
+  const told = (forms, words) => {
+    const lost = forms.filter(form => !form).length;
+    says.textContent = `${forms.length - lost} ${words}.${lost ? ` ${lost} not: their cards say why.` : ""}`;
+    return forms.filter(form => form);
+  };
+  every.addEventListener("submit", async event => {
+    event.preventDefault();
+    button.disabled = back.disabled = true;
+    const forms = [];
+    for (const form of cards) if (waits(form)) forms.push(await accept(form) && form);
+    done = told(forms, "accepted");
+    button.disabled = false;
+    back.disabled = !done.length;
+    if (done.length) back.focus();
+  });
+  back.addEventListener("click", async () => {
+    back.disabled = true;
+    const forms = [];
+    for (const form of done) {
+      const answer = form.dataset.changed === "yes" ? null : await send(form, form.dataset.undo, "text/plain", "");
+      if (answer) {
+        noted(form, answer);
+        judged(form, "to look at");
+      }
+      forms.push(answer && form);
+    }
+    done = told(forms, "to look at again") && [];
+    button.focus();
+  });
+}
+
 for (const form of document.querySelectorAll("#edit-caption, .card form.edit")) {
   const words = form.querySelector("textarea"), next = cards[cards.indexOf(form) + 1]?.querySelector("textarea");
   form.addEventListener("submit", async event => {
@@ -56,14 +119,25 @@ for (const form of document.querySelectorAll("#edit-caption, .card form.edit")) 
       const answer = await send(form, form.action, "text/plain;charset=utf-8", words.value);
       if (!answer) return;
       if (!card) return again(form);
-      form.dataset.version = answer.headers.get("x-latentry-version");
-      form.querySelector(".undo").disabled = answer.headers.get("x-latentry-undo") !== "yes";
+      noted(form, answer);
+      judged(form, "changed by a person");
     }
     (next ?? document.querySelector("a[rel=next]"))?.focus();
   });
   words.addEventListener("input", () => form.dataset.changed = "yes");
   words.addEventListener("keydown", event => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    if (event.shiftKey) accepted();
+    else form.requestSubmit();
+  });
+  const accepted = async () => {
+    if (!await accept(form)) return;
+    if (!cards.includes(form)) again(form);
+    else (next ?? document.querySelector("a[rel=next]"))?.focus();
+  };
+  form.querySelector(".accept")?.addEventListener("click", accepted);
+  form.querySelector("button.again")?.addEventListener("click", async () => {
+    if (await send(form, form.dataset.again, "text/plain", "")) again(form);
   });
 }
 

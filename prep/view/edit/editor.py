@@ -9,6 +9,7 @@ from threading import Lock
 
 from prep.captions.read import BadCaption, judge_captions, read_caption
 from prep.dataset.edits.log import UndoEntry, UndoLog, digest_of
+from prep.dataset.edits.made import first_made, history
 from prep.dataset.edits.places import EditPlace, EditPlaces
 from prep.dataset.edits.refused import Refused
 from prep.dataset.samples import PlacedItem
@@ -58,6 +59,7 @@ class Edits:
 
     places: EditPlaces
     command: str  # that encodes again
+    captioning: str = "prep caption SOURCE"  # the command that asks models, but for which
     record: Callable[[], str] = str  # after a save: notes in the recipe where edits are, and says so
     cost: Callable[[], Cost] | None = None  # what that would make; None: no cache or model is known
 
@@ -118,19 +120,52 @@ class Editor:
             if entry is None:
                 raise Refused(409, f"there is no edit of {place.name} that can be undone, or it was changed elsewhere "
                               "since")
+            if entry.verdict == "accepted":
+                self.log.drop(entry)
+                return Done(said=f"{place.name} is as the model wrote it, and not accepted.", version=sent.version,
+                            undo=self._undoable(place, sent.kind, digest_of(disk)) is not None)
             before = self.log.content(entry)
-            if before is None:
-                folder.remove(place.file)
-            else:
-                folder.write(place.file, before)
+            _put(folder, place, before)
             self.log.drop(entry)
-            self._refresh(seat, sent.kind, place, gone=before is None)
-            item = seat.item.item
-            with suppress(Refused):  # without a caption, the picture may be gone
-                item = self._seat(sent.number, sent.sample).item.item
             return Done(said=f"{place.name} is as it was before the last save.",
-                        version=_version(item, sent.kind, before),
+                        version=self._restored(sent, seat, place, before),
                         undo=self._undoable(place, sent.kind, digest_of(before)) is not None)
+
+    def accept(self, sent: Sent) -> Done:
+        """Notes that a person accepts what a model made, which counts as a person's from then on. As `save`."""
+        with self._held(sent) as (_, place, _, disk):
+            self._first_made(place, digest_of(disk))
+            self.log.add(place.name, sent.kind, disk, disk, verdict="accepted")
+        return Done(said="Accepted: prep caption keeps it.", version=sent.version, undo=True)
+
+    def ask_again(self, sent: Sent) -> Done:
+        """Rejects what a model made: restores what was there before any, and `prep caption` asks anew. As `save`."""
+        with self._held(sent) as (seat, place, folder, disk):
+            before = self.log.content(self._first_made(place, digest_of(disk)))
+            if before is None and self.source.state.survey.original.caption_of(
+                    seat.item.item.source).missing == "reject":
+                raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): start "
+                              "with --missing-caption empty")
+            self.log.add(place.name, sent.kind, disk, before, verdict="rejected")
+            _put(folder, place, before)
+            return Done(said=f"Rejected: {place.name} is as before, and prep caption will ask again.",
+                        version=self._restored(sent, seat, place, before), undo=True)
+
+    def _first_made(self, place: EditPlace, now: str) -> UndoEntry:
+        """As `first_made`. Raises `Refused` if what is there is not a model's."""
+        entries = [entry for entry in self.log.entries() if (entry.place, entry.kind) == (place.name, "caption")]
+        first = first_made(entries, now)
+        if first is None:
+            raise Refused(409, f"{place.name} is not what a model wrote, or is accepted already: load this page again")
+        return first
+
+    def _restored(self, sent: Sent, seat: PlacedItem, place: EditPlace, before: bytes | None) -> str:
+        """Shows that a place is as it was; the version of what is there now."""
+        self._refresh(seat, sent.kind, place, gone=before is None)
+        item = seat.item.item
+        with suppress(Refused):  # without a caption, the picture may be gone
+            item = self._seat(sent.number, sent.sample).item.item
+        return _version(item, sent.kind, before)
 
     def changed(self) -> dict[str, int]:
         """The number of captions and of masks that differ from what they were before all edits."""
@@ -189,13 +224,8 @@ class Editor:
     def _undoable(self, place: EditPlace, kind: str, now: str,
                   entries: Sequence[UndoEntry] | None = None) -> UndoEntry | None:
         """The last edit of a place, if its result is still there."""
-        for entry in self.log.entries() if entries is None else entries:
-            if (entry.place, entry.kind) == (place.name, kind):
-                if entry.after == now:
-                    return entry
-                if entry.before != now:
-                    return None  # else it was never made, or is undone already: a process was killed
-        return None
+        entries = self.log.entries() if entries is None else entries
+        return next(history([entry for entry in entries if (entry.place, entry.kind) == (place.name, kind)], now), None)
 
     def _refresh(self, seat: PlacedItem, kind: str, place: EditPlace, *, gone: bool) -> None:
         self.source.show(refreshed(self.source.state.survey, seat.item.item, kind, None if gone else place.path))
@@ -244,6 +274,14 @@ def _read(place: EditPlace, folder: Folder) -> bytes | None:
         return folder.read(place.file, MOST_FILE)
     except FileNotFoundError:
         return None
+
+
+def _put(folder: Folder, place: EditPlace, data: bytes | None) -> None:
+    """Writes a file, or removes it. Raises `OSError`."""
+    if data is None:
+        folder.remove(place.file)
+    else:
+        folder.write(place.file, data)
 
 
 def _linked(place: EditPlace, error: OSError) -> Refused:

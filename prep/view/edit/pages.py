@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from prep.dataset.edits.log import UndoEntry
+from prep.dataset.edits.made import LOOK
 from prep.dataset.edits.refused import Refused
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.manifest.select import Query
-from prep.pages.parts import CaptionForm, Card, Column, Table
+from prep.pages.parts import CaptionForm, Card, Column, MadeCaption, Table
 from prep.pages.words import compared
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS
-from prep.view.edit.replace import REWORDING, ReplacePlan, Rewording, plan
+from prep.view.edit.replace import ReplacePlan, Rewording, address_of, plan
 from prep.view.params import address
 from prep.view.site import Site, card_of
+from prep.view.source.origins import STATES
 
 BOARD = 4096  # pixels of the longer side of what is painted on
 COLUMNS = (Column(head="row"), Column(head="to encode"), Column(head="in the cache"))
@@ -42,10 +45,11 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
 
 
 def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
-    """Adds the form of captions to the card of each sample in the list; without --edit, none."""
-    editor = site.editor
+    """Adds the form of captions to the card of each sample in the list; without --edit, which model made them."""
+    editor, made = site.editor, made_of(site, cards)
     if editor is None:
-        return list(cards.values())
+        return [replace(card, facts=(*card.facts, *((_said(made[number]),) if number in made else ())))
+                for number, card in cards.items()]
     entries, samples, filled = editor.log.entries(), site.selector.samples, []
     for number, card in cards.items():
         form = None
@@ -54,9 +58,25 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
             form = CaptionForm(
                 number=number, sample=editor.source.state.seats[number].id, trains=samples.captions(number)[0],
                 save=f"{site.base}/edit/{number}/caption", undo=f"{site.base}/undo/{number}/caption",
-                undoable=caption.undo, version=caption.version, lines=caption.lines)
+                undoable=caption.undo, version=caption.version, lines=caption.lines, made=made.get(number))
         filled.append(replace(card, form=form))
     return filled
+
+
+def made_of(site: Site, numbers: Iterable[int]) -> dict[int, MadeCaption]:
+    """What models and people wrote about a few samples, but for those about which no model wrote anything."""
+    origins = site.origins
+    if origins is None:
+        return {}
+    return {number: MadeCaption(
+                by=origin.by, state=STATES[origin.state], versions=origins.versions(number, origin),
+                **({"accept": f"{site.base}/accept/{number}/caption", "again": f"{site.base}/again/{number}/caption"}
+                   if site.editor is not None and origin.state == LOOK else {}))
+            for number, origin in origins.of(numbers).items()}
+
+
+def _said(made: MadeCaption) -> str:
+    return f"by {made.by}, {made.state}"
 
 
 def plan_of(site: Site, query: Query, wording: Rewording) -> ReplacePlan:
@@ -64,14 +84,14 @@ def plan_of(site: Site, query: Query, wording: Rewording) -> ReplacePlan:
     assert site.editor is not None, "it has an address only with --edit"
     if not wording.find and not wording.prepend:
         return ReplacePlan()
-    return plan(site.editor, site.selector.select(query).tolist(), wording)
+    return plan(site.editor, site.select(site.data, query).tolist(), wording)
 
 
 def replace_page(site: Site, query: Query, wording: Rewording) -> str:
     """The captions that a rewording changes, before and after; nothing is saved."""
     data, planned = site.data, plan_of(site, query, wording)
     query_string = address(query, data.shapes)
-    fields = [*query_fields(query_string), *zip(REWORDING, astuple(wording), strict=True)]
+    fields = [*query_fields(query_string), *address_of(wording)]
     return site.render(
         "replace.html", given=query_string, queried=query_fields(query_string), wording=wording, plan=planned,
         edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(fields)}",
@@ -102,8 +122,12 @@ def edits_page(site: Site, cost: Cost | None) -> str:
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
         rows=[{"place": entry.place, "number": numbers.get(entry.place),
-               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}{entry.by and f' by {entry.by}'}"}
+               "what": f"{entry.kind} {_done(entry)}{entry.by and f' by {entry.by}'}"}
               for entry in entries[:ROWS]])
+
+
+def _done(entry: UndoEntry) -> str:
+    return entry.verdict or ("replaced" if entry.before else "created")
 
 
 def edit_counts(changed: dict[str, int]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from prep.dataset.edits.refused import Refused
 from prep.digest import digest_strings
 from prep.formatting import counted
-from prep.parse import Unparsed, brief
+from prep.manifest.select import TAG_END
+from prep.parse import Unparsed, brief, one_of
 from prep.view.edit.editor import Editor, Sent
 
-REWORDING = ("find", "with", "prepend")  # names in an address
+REWORDING = ("find", "with", "prepend", "whole")  # names in an address
 LONGEST = 1000  # characters of each
 MOST = 2000  # captions that are saved at once
 LOOKED_AT = 20_000  # samples whose captions are read for it
@@ -25,11 +26,27 @@ class Rewording:
     find: str  # as it is written; "": nothing
     replacement: str
     prepend: str
+    whole: bool = False  # find whole tags only: what stands between commas
 
     def of(self, caption: str) -> str:
         """The reworded caption; one that begins with the words in front already gets none."""
-        replaced = caption.replace(self.find, self.replacement) if self.find else caption
+        replaced = caption
+        if self.find and self.whole:
+            replaced = self._with_tags(caption)
+        elif self.find:
+            replaced = caption.replace(self.find, self.replacement)
         return replaced if replaced.startswith(self.prepend.strip()) else self.prepend + replaced
+
+
+    def _with_tags(self, caption: str) -> str:
+        """The caption with each such tag replaced, or, by nothing, taken out with its comma."""
+        tags, kept = caption.split(TAG_END), []
+        for tag in tags:
+            if tag.strip() != self.find.strip():
+                kept.append(tag)
+            elif self.replacement.strip():
+                kept.append(tag.replace(self.find.strip(), self.replacement.strip()))
+        return caption if kept == tags else TAG_END.join(kept)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +73,20 @@ class ReplacePlan:
                                for text in (change.sent.sample, change.sent.version, *change.after)])
 
 
-def reworded_by(text: str, name: str) -> str:
-    """A text of an address. Raises `Unparsed`."""
+def rewording_of(values: Mapping[str, str]) -> Rewording:
+    """The rewording of an address. Raises `Unparsed`."""
+    find, replacement, prepend = (_text(values.get(name, ""), name) for name in REWORDING[:3])
+    whole = values.get("whole", "")
+    return Rewording(find, replacement, prepend, bool(whole and one_of(whole, ("yes",), "whole")))
+
+
+def address_of(wording: Rewording) -> list[tuple[str, str]]:
+    """The names and values of an address. `rewording_of` reads them back."""
+    texts = wording.find, wording.replacement, wording.prepend, "yes" * wording.whole
+    return list(zip(REWORDING, texts, strict=True))
+
+
+def _text(text: str, name: str) -> str:
     if len(text) > LONGEST or not text.isprintable():
         raise Unparsed(f"{name} is {brief(text)}, expected at most {LONGEST} printable characters")
     return text

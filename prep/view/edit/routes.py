@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from prep.manifest.select import Query
 from prep.view.edit import replace as replace_captions
 from prep.view.edit.editor import KINDS, Done, Editor, Sent
 from prep.view.edit.pages import BOARD, edits_page, plan_of, replace_page
-from prep.view.edit.replace import REWORDING, Rewording, reworded_by
+from prep.view.edit.replace import REWORDING, Rewording, rewording_of
 from prep.view.params import query_of
 from prep.view.routes import picture_of, sample_of
 from prep.view.site import Site
@@ -37,6 +37,8 @@ def edit_routes(site: Site, pictures: SourcePictures) -> list[BaseRoute]:
     return [Route("/edits", edits, methods=["GET"]), Route("/paint/{number}", paint, methods=["GET"]),
             Route("/edit/{number}/{kind}", _posted(site, Editor.save), methods=["POST"]),
             Route("/undo/{number}/{kind}", _posted(site, Editor.undo), methods=["POST"]),
+            Route("/accept/{number}/{kind}", _posted(site, Editor.accept, ("caption",)), methods=["POST"]),
+            Route("/again/{number}/{kind}", _posted(site, Editor.ask_again, ("caption",)), methods=["POST"]),
             Route("/replace", shown, methods=["GET"]),
             *(Route(f"/replace{end}", _replaced(site, back=bool(end)), methods=["POST"]) for end in ("", "/undo"))]
 
@@ -46,8 +48,7 @@ def _replacing(site: Site, request: Request) -> tuple[Query, Rewording]:
     values = request.query_params
     data = site.data
     others = [(name, value) for name, value in values.multi_items() if name not in REWORDING]
-    return query_of(others, data.shapes, len(data.sources)), Rewording(
-        *(reworded_by(values.get(name, ""), name) for name in REWORDING))
+    return query_of(others, data.shapes, len(data.sources)), rewording_of(values)
 
 
 def _replaced(site: Site, *, back: bool) -> Callable[[Request], Response]:
@@ -66,7 +67,8 @@ def _replaced(site: Site, *, back: bool) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _posted(site: Site, make: Callable[[Editor, Sent], Done]) -> Callable[[Request], Awaitable[Response]]:
+def _posted(site: Site, make: Callable[[Editor, Sent], Done], kinds: Sequence[str] = KINDS
+            ) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that answers with what it did, or why not, as text."""
     def answer(sent: Sent) -> Response:
         assert site.editor is not None, "there are such addresses only with --edit"
@@ -81,7 +83,7 @@ def _posted(site: Site, make: Callable[[Editor, Sent], Done]) -> Callable[[Reque
 
     async def endpoint(request: Request) -> Response:
         number, kind = sample_of(site, request), request.path_params["kind"]
-        if kind not in KINDS:
+        if kind not in kinds:
             raise HTTPException(404)
         headers = request.headers
         return await run_in_threadpool(answer, Sent(
