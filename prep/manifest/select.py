@@ -316,7 +316,8 @@ class TagIndex:
         self._names = pa.concat_arrays([self._names, new.slice(0, MOST_TAGS - len(self._names))])
         known = pc.fill_null(pc.index_in(tags, value_set=self._names), -1).to_numpy()
         codes = known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
-        return (owners * max(1, len(self._names)) + codes)[codes >= 0]
+        found: Column = owners * max(1, len(self._names)) + codes
+        return found[codes >= 0]
 
     def having(self, tag: str) -> Column | None:
         """Whether each sample has a tag; `None` if it is none of those that are counted."""

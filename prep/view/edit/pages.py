@@ -68,11 +68,14 @@ def made_of(site: Site, numbers: Iterable[int]) -> dict[int, MadeCaption]:
     origins = site.origins
     if origins is None:
         return {}
-    return {number: MadeCaption(
-                by=origin.by, state=STATES[origin.state], versions=origins.versions(number, origin),
-                **({"accept": f"{site.base}/accept/{number}/caption", "again": f"{site.base}/again/{number}/caption"}
-                   if site.editor is not None and origin.state == LOOK else {}))
-            for number, origin in origins.of(numbers).items()}
+    made = {}
+    for number, origin in origins.of(numbers).items():
+        to_judge = site.editor is not None and origin.state == LOOK
+        made[number] = MadeCaption(
+            by=origin.by, state=STATES[origin.state], versions=origins.versions(number, origin),
+            accept=f"{site.base}/accept/{number}/caption" if to_judge else "",
+            again=f"{site.base}/again/{number}/caption" if to_judge else "")
+    return made
 
 
 def _said(made: MadeCaption) -> str:

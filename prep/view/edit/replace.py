@@ -40,7 +40,8 @@ class Rewording:
 
     def _with_tags(self, caption: str) -> str:
         """The caption with each such tag replaced, or, by nothing, taken out with its comma."""
-        tags, kept = caption.split(TAG_END), []
+        tags = caption.split(TAG_END)
+        kept: list[str] = []
         for tag in tags:
             if tag.strip() != self.find.strip():
                 kept.append(tag)

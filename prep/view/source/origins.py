@@ -39,7 +39,7 @@ class _Seen(NamedTuple):
 
     edits: Sequence[UndoEntry]
     known: Sequence[KnownItem]  # those whose caption is there
-    numbers: Sequence[int]  # of their samples
+    numbers: list[int]  # of their samples
     origin: Origin | None
 
 
@@ -56,7 +56,8 @@ class Origins:
 
     def of(self, numbers: Iterable[int]) -> dict[int, Origin]:
         """The origins of a few samples' captions, but for those in which no model has a part."""
-        places, seats, found = caption_entries(self._log.entries()), self._source.state.seats, {}
+        places, seats = caption_entries(self._log.entries()), self._source.state.seats
+        found: dict[int, Origin] = {}
         for number in numbers:
             item = seats[number].item.item
             with suppress(Refused, PathError, OSError):
