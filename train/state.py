@@ -192,7 +192,8 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
     kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, trainee.latents, config.loss,
                                                         trainee.prompts)
     kept = (kept_B * predicted.weight_B).sum()
-    (kept * times / config.batch_size).backward()  # by itself: the activations of the first pass are gone
+    # By itself: the activations of the first pass are gone.
+    (kept * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
     return (loss + kept).detach(), (each_B + kept_B).detach()
 
 

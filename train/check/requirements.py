@@ -30,10 +30,10 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
     if config.base.adapter and config.method == "full":
         raise ConfigError("base.adapter is set, which is for the frozen base of a LoRA, but method is 'full'",
                           hint="--method lora; or add it to the model with train merge, and train that one")
-    for name, off in (("prior", "false"), ("unmasked", "0"), ("prompted", "0")):
-        if getattr(config.preserve, name) and config.method == "full":
-            raise ConfigError(f"preserve.{name} is on, which is for the frozen base of a LoRA, but method is 'full'",
-                              hint=f"--method lora, or --set preserve.{name}={off}")
+    for kept, off in (("prior", "false"), ("unmasked", "0"), ("prompted", "0")):
+        if getattr(config.preserve, kept) and config.method == "full":
+            raise ConfigError(f"preserve.{kept} is on, which is for the frozen base of a LoRA, but method is 'full'",
+                              hint=f"--method lora, or --set preserve.{kept}={off}")
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
