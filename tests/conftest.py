@@ -93,8 +93,8 @@ TWINS = {"sd21": "sd15", "sd21_inpaint": "sd15_inpaint", "pixart_sigma": "pixart
          "flux2_klein": "flux2", "flux_kontext": "flux", "qwenimage_edit": "qwenimage", "sdxl_inpaint": "sdxl",
          "longcat_image": "ovis", "longcat_image_edit": "longcat_image", "kolors": "sdxl"}
 # What is left of a test that is marked few, if the mark names no others: a UNet, one with more conditions, and
-# transformers whose text has one length, trimmed rows, and a mask.
-FEW = {"sd15", "sdxl", "flux", "zimage", "qwenimage"}
+# transformers whose text has one length, or trimmed rows and a mask.
+FEW = {"sd15", "sdxl", "flux", "qwenimage"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

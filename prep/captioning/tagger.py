@@ -25,6 +25,7 @@ from prep.captioning.tags import CATEGORIES, spell_scores
 from prep.digest import digest_bytes, digest_json
 from prep.errors import ModelError, OutOfMemoryError, UsageError, first_line
 from prep.formatting import printable
+from prep.fs.untrusted import read_up_to
 from prep.models.device.memory import FittingBatches
 from prep.models.files import open_regular, unreadable
 from prep.models.fingerprint import FileDigest, digest_existing
@@ -180,7 +181,7 @@ def side_of(shape: tuple[int | None, ...], path: Path) -> tuple[int, int | None]
 def _read(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            data = file.read(MOST_TABLE + 1)
+            data = read_up_to(file, MOST_TABLE + 1)
     except OSError as error:
         raise unreadable(path, error) from None
     if len(data) > MOST_TABLE:

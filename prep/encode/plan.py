@@ -27,7 +27,7 @@ from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.digest import digest_bytes, digest_strings
 from prep.encode.options import MOST_PARTS, SHARD_BYTES
-from prep.encode.targets import Targets, by_first_sample
+from prep.encode.targets.records import Targets, by_first_sample
 from prep.encode.text_groups import TextGroups
 from prep.errors import UsageError
 from prep.fs import atomic

@@ -19,7 +19,7 @@ from prep.encode.options import EncodeOptions
 from prep.encode.plan import PlanPart
 from prep.encode.report import errors_of
 from prep.encode.resolve import ResolvedModel, ResolvedRecipe, resolve_model, resolve_recipe
-from prep.encode.targets import LatentSource
+from prep.encode.targets.records import LatentSource
 from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import ConfigError, EmptyPlanError, ModelError, PathError
 from prep.findings import Finding

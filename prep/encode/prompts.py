@@ -32,10 +32,10 @@ from prep.encode.manifest.limits import check_document_size, largest_prompts, re
 from prep.encode.manifest.rejected import NOT_ENCODED, split_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.prepare import facts_for
-from prep.encode.prompt_targets import Painted, prompt_targets
 from prep.encode.report import shortened
 from prep.encode.resolve import remembered_digest, text_context_of
-from prep.encode.targets import Contexts, Targets
+from prep.encode.targets.prompts import Painted, prompt_targets
+from prep.encode.targets.records import Contexts, Targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
 from prep.errors import CacheError, ManifestError, ModelError

@@ -15,8 +15,8 @@ from prep.dataset.listing import Listed
 from prep.dataset.prompt_references import prompt_references
 from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
-from prep.encode.sample_targets import targets_of
-from prep.encode.targets import Contexts, LatentSource, Targets
+from prep.encode.targets.records import Contexts, LatentSource, Targets
+from prep.encode.targets.samples import targets_of
 from prep.encode.text_groups import TextGroups
 from prep.formatting import printable
 from prep.fs.memo import Memo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prep.encode.targets import TextTarget
+from prep.encode.targets.records import TextTarget
 from prep.models.family import Family, TextOptions
 from prep.models.files import Model
 

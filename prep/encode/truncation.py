@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prep.dataset.texts import TextReading, code_of, detail_of, record_of
-from prep.encode.targets import Targets
+from prep.encode.targets.records import Targets
 from prep.findings import Finding, finding
 from prep.fs.memo import Memo
 from prep.models.family import TextEncoding, TextOptions

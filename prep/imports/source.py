@@ -17,7 +17,7 @@ from prep.cache.values import Values, stored_values
 from prep.dataset.bucketing import rules_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.digest import digest_bytes
-from prep.encode.targets import Made, PictureTarget
+from prep.encode.targets.records import Made, PictureTarget
 from prep.errors import ConfigError
 from prep.export.kohya import NORMALIZED, ONE_SIZE, architecture
 from prep.findings import Finding

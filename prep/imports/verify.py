@@ -14,7 +14,7 @@ from prep.cache.values import Values
 from prep.dataset.ingest import KnownItem
 from prep.digest import digest_bytes
 from prep.encode.prepare import Prepared
-from prep.encode.targets import PictureTarget
+from prep.encode.targets.records import PictureTarget
 from prep.errors import CacheError
 from prep.formatting import counted, join_texts, shell_name
 from prep.fs.blob import read_blob

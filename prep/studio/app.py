@@ -133,7 +133,7 @@ class Studio:
         if not 2 <= len(names) <= MOST:
             raise UsageError(f"{counted(len(names), 'run')} {'is' if len(names) == 1 else 'are'} chosen, expected 2 to "
                              f"{MOST}", hint="choose them on the project's page")
-        sites = [self.looks.open("runs", name)[1] for name in names]
+        sites = [self.looks.opened("runs", name)[1] for name in names]
         runs = compared([(site.base, site.run) for site in sites if site.run is not None])
         return _tagged(request, compare_tag(runs), lambda _: compare_page(runs, self._base, home=self._base))
 

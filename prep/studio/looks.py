@@ -50,7 +50,7 @@ class Looks:
         given = scope["path_params"]
         kind, name = given["kind"], "/".join(given[part] for part in ("folder", "name") if part in given)
         try:
-            app: App = (await run_in_threadpool(self.open, kind, name))[0]
+            app: App = (await run_in_threadpool(self.opened, kind, name))[0]
         except Problem as error:
             app = HTMLResponse(error_page(self._base, 409, error.message, error.hint, first="The project"), 409)
         await app(scope, receive, send)
@@ -61,7 +61,7 @@ class Looks:
             while self._sites:
                 self._sites.popitem()[1][2].pictures.close()
 
-    def open(self, kind: str, name: str) -> tuple[App, Site]:
+    def opened(self, kind: str, name: str) -> tuple[App, Site]:
         """The pages of one place, as it is now. Raises `Problem`."""
         if kind not in KINDS or name not in read_project(self._project).names(kind):
             raise PathError(f"the project has no {name[:100]} among its {kind[:20]}", hint="begin with the project")

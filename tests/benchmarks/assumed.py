@@ -30,8 +30,8 @@ from prep.digest import canonical, digest_strings
 from prep.encode.options import SHARD_BYTES
 from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.sample_targets import targets_of
-from prep.encode.targets import Contexts
+from prep.encode.targets.records import Contexts
+from prep.encode.targets.samples import targets_of
 from prep.encode.text_groups import TextGroups
 from prep.formatting import counted, format_bytes, grouped, listed
 from prep.fs.blob import Blob

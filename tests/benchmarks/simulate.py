@@ -25,7 +25,7 @@ from prep.digest import digest_strings
 from prep.encode.options import SHARD_BYTES
 from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.targets import Targets
+from prep.encode.targets.records import Targets
 from prep.encode.text_groups import TextGroups
 from prep.formatting import counted, duration, format_bytes, grouped
 from prep.fs.remote.objects import LISTED, UPLOAD_PART

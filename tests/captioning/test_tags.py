@@ -208,8 +208,8 @@ def test_a_picture_that_cannot_be_tagged_is_not_asked_about(prep, bare, edits, t
     (("--tags-replace", "a"), "--tags-replace is 'a', expected OLD=NEW", "--tags-without leaves a tag out"),
     (("--tags-replace", "a= "), "--tags-replace is 'a= ', expected OLD=NEW", ""),
     (("--template", "a"), "--template is 'a', expected one with {caption}", ""),
-    (("--model", "m", "--endpoint", "http://localhost:1"), "neither --prompt nor --template has {tags}",
-     "Describe this image. Its tags: {tags}"),
+    (("--model", "m", "--endpoint", "http://localhost:1"),
+     "--tagger is given, but neither --prompt nor --template has {tags}", "Describe this image. Its tags: {tags}"),
     (("--tag-threshold", 0.01), "Input should be greater than or equal to 0.05", "")])
 def test_words_that_are_refused(prep, bare, tagger, words, message, hint):
     result = prep(*call(bare, tagger, *words))

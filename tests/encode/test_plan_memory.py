@@ -18,8 +18,8 @@ from prep.cache.store import Cache, open_cache
 from prep.dataset.bucketing import buckets_for
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.encode.plan import plan
-from prep.encode.sample_targets import targets_of
-from prep.encode.targets import Contexts, PictureTarget, PictureTargets
+from prep.encode.targets.records import Contexts, PictureTarget, PictureTargets
+from prep.encode.targets.samples import targets_of
 from prep.fs.blob import Blob
 from prep.geometry import Placement
 from prep.manifest.samples import in_table_order

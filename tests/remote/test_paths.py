@@ -36,6 +36,7 @@ LOCAL = {
     "prep convert output": ("{tmp}/x.safetensors", "--config", "{model}", "-o", U),
     "prep doctor directory": (U,), "prep demo directory": (U,),
     "prep caption edits": ("{photos}", "--endpoint", "http://127.0.0.1:9", "--model", "m", "--edits", U),
+    "prep caption json_schema": ("{photos}", "--endpoint", "http://127.0.0.1:9", "--model", "m", "--json-schema", U),
     "prep jobs project": ("list", U), "prep studio project": (U,),
     "train resize lora": (U, "-o", "{tmp}/less.safetensors", "--rank", 2),
     "train resize output": ("{tmp}/run", "-o", U, "--rank", 2), "train push folder": (U, "me/mine"),

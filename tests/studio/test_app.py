@@ -206,12 +206,12 @@ def test_run_is_opened_once_while_it_trains(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Looks, "_opened", open_site)
     looks = Looks(tmp_path, "", "")
     for number in range(3):
-        looks.open("runs", "run")
+        looks.opened("runs", "run")
         (tmp_path / "run" / f"heartbeat-{number}").touch()
     assert opened == ["run"]
     (tmp_path / "run" / "run.json").unlink()
     (tmp_path / "run" / "run.json").write_text("[]")
-    looks.open("runs", "run")
+    looks.opened("runs", "run")
     assert opened == ["run", "run"]
 
 
@@ -228,10 +228,10 @@ def test_slow_place_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Looks, "_opened", open_site)
     looks = Looks(tmp_path, "", "")
-    thread = threading.Thread(target=looks.open, args=("runs", "slow"))
+    thread = threading.Thread(target=looks.opened, args=("runs", "slow"))
     thread.start()
     assert opening.wait(PATIENCE)
-    looks.open("runs", "quick")
+    looks.opened("runs", "quick")
     assert thread.is_alive()
     slow.set()
     thread.join()
@@ -249,7 +249,7 @@ def test_oldest_place_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Looks, "_opened", open_site)
     looks = Looks(tmp_path, "", "")
     for name in "abcdaef":
-        looks.open("runs", name)
+        looks.opened("runs", name)
     assert closed == ["b", "c"]
 
 
@@ -302,7 +302,7 @@ def test_runs_are_compared(two_runs: Path) -> None:
             assert running.ask("GET", picture).headers["content-type"] == "image/jpeg"
         for chosen, says in (("run=run", "1 run is chosen, expected 2 to 4"),
                              ("run=run&run=run", "1 run is chosen"), ("", "0 runs are chosen"),
-                             ("&".join(f"run={name}" for name in "abcde"), "5 runs are chosen")):
+                             ("&".join(f"run={name}" for name in "abcde"), "5 runs are chosen, expected 2 to 4")):
             refused = running.get(f"/compare?{chosen}")
             assert (refused.status, says in refused.text) == (400, True)
         assert "the project has no x among its runs" in running.get("/compare?run=run&run=x").text

@@ -134,7 +134,7 @@ def test_what_is_nowhere(server, path):
 
 
 @pytest.mark.parametrize(("path", "told"), [
-    ("/?nobody=1", "a name in the address is &#39;nobody&#39;, expected one of: q, split"),
+    ("/?nobody=1", "a name in the address is &#39;nobody&#39;, expected one of: q, tag, made, split"),
     ("/?split=test", "split is &#39;test&#39;, expected one of: train, validation, prior"),
     ("/?page=-1", "page is &#39;-1&#39;, expected a whole number from 0 to"),
     ("/?page=%3Cscript%3E", "page is &#39;&lt;script&gt;&#39;"),

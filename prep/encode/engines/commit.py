@@ -15,7 +15,7 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.encode.engines.job import Job, provenance
 from prep.encode.engines.rows import NOT_FINITE
-from prep.encode.targets import Made
+from prep.encode.targets.records import Made
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.formatting import counted

@@ -14,7 +14,7 @@ from typing import Any
 from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.encode.engines.claims import Claims
-from prep.encode.targets import LatentRows, Targets
+from prep.encode.targets.records import LatentRows, Targets
 from prep.encode.text_groups import TextGroups
 from prep.findings import Finding
 from prep.geometry import Size

@@ -29,7 +29,7 @@ from prep.encode.engines.rows import (
 )
 from prep.encode.engines.tools import Tools
 from prep.encode.engines.writing import WritingThread
-from prep.encode.targets import Made
+from prep.encode.targets.records import Made
 from prep.errors import ModelError
 from prep.models.family import TOKEN
 from prep.progress import Progress, Tick, phase, silent

@@ -13,7 +13,7 @@ from prep.cache.ledger.ledger import is_done
 from prep.cache.records import Task
 from prep.encode.engines.job import Job
 from prep.encode.engines.tools import FETCHERS, Tools
-from prep.encode.targets import PictureTarget
+from prep.encode.targets.records import PictureTarget
 from prep.fs.blob import waits
 from prep.workers.pool import WorkerPool
 

@@ -17,7 +17,7 @@ from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import Cell, PictureMessage, PixelsMessage, Reading
 from prep.encode.engines.tools import Tools
 from prep.encode.options import TEXT_BATCH
-from prep.encode.targets import Made, PictureTarget, TextTarget
+from prep.encode.targets.records import Made, PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.fs.blob import error_code
 from prep.parse import Unparsed, alpha_of, alpha_setting, color_below

@@ -18,7 +18,7 @@ from prep.encode.manifest.rejected import keys_of, require_training, split_promp
 from prep.encode.manifest.replaced import keep_replaced
 from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.targets import PromptTarget
+from prep.encode.targets.records import PromptTarget
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo

@@ -10,7 +10,7 @@ from prep.cache.ledger.ledger import Ledger, StoredRows
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.targets import PromptTarget
+from prep.encode.targets.records import PromptTarget
 from prep.errors import PathError
 from prep.fs.place import Place, movable_name, relative_name
 from prep.geometry import FITS, shape_document

@@ -14,7 +14,7 @@ from prep.cache.shard_format import MAX_ROWS
 from prep.digest import canonical
 from prep.encode.manifest.document import buckets_of, roles_of
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.targets import PromptTarget
+from prep.encode.targets.records import PromptTarget
 from prep.errors import ConfigError
 from prep.fs.place import Place, relative_name
 from prep.manifest.document import LIMIT, VERSION

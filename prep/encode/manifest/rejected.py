@@ -8,7 +8,7 @@ from prep.cache.ledger.ledger import Ledger
 from prep.cache.records import RowRef
 from prep.encode.report import UNREAD
 from prep.encode.resolve import ResolvedRecipe
-from prep.encode.targets import PromptTarget
+from prep.encode.targets.records import PromptTarget
 from prep.errors import CacheError, EmptyPlanError
 from prep.findings import Finding
 from prep.formatting import counted, printable_name

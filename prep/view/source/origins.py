@@ -40,7 +40,7 @@ class _Seen(NamedTuple):
     edits: Sequence[UndoEntry]
     known: Sequence[KnownItem]  # those whose caption is there
     numbers: list[int]  # of their samples
-    origin: Origin | None
+    made: Origin | None
 
 
 class Origins:
@@ -89,8 +89,8 @@ class Origins:
             self._seen = {name: self._look(name, edits, state) for name, edits in places.items()}
             column = np.zeros(len(state.seats), np.uint8)
             for seen in self._seen.values():
-                if seen.origin is not None:
-                    column[seen.numbers] = 1 + MADE.index(seen.origin.state)
+                if seen.made is not None:
+                    column[seen.numbers] = 1 + MADE.index(seen.made.state)
             if not np.array_equal(column, self._column):
                 self._column = column
             return self._column
@@ -98,8 +98,8 @@ class Origins:
     def rejected_of(self) -> str:
         """The model of which most captions are rejected; "" if none is. As `column` found them last."""
         with self._lock:
-            models = Counter(seen.origin.by for seen in self._seen.values()
-                             if seen.origin is not None and seen.origin.state == AGAIN)
+            models = Counter(seen.made.by for seen in self._seen.values()
+                             if seen.made is not None and seen.made.state == AGAIN)
         return max(models, key=models.__getitem__, default="")
 
     def _prepare(self, state: SourceState) -> None:

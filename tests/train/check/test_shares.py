@@ -21,9 +21,9 @@ def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path
         **PLAIN, "epochs": 3, "validation": {"every": 2, "timesteps": 3}, **settings})
     passed = {state: 0, validate: 0}
     for module in passed:
-        def counted(denoiser, batch, *rest, plain=module.forward, module=module):
+        def counted(denoiser, batch, *rest, plain=module.forward, module=module, **named):
             passed[module] += sum(each[:, 0].numel() for each in (batch.latent_BChw, *batch.references))
-            return plain(denoiser, batch, *rest)
+            return plain(denoiser, batch, *rest, **named)
 
         monkeypatch.setattr(module, "forward", counted)
     monkeypatch.setattr("train.trial.warm_up_largest_bucket", lambda *_: None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from beside import scattered
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from real_manifest import CONTEXT
 
+from prep.errors import ConfigError
 from prep.keys import text_key, unconditional_key
 from prep.loader import draws
 from prep.loader.batches import batches
@@ -20,6 +23,7 @@ from train.failures import Progress
 from train.loop import accumulate
 from train.models.lora import without_adapters
 from train.objectives.forward import forward, sample_losses
+from train.sampling.prompts import places_of
 from train.setup import RunRequest
 from train.state import create_state, forward_backward
 
@@ -133,6 +137,9 @@ def test_prompts_without_rows_cannot_be_preserved(make, tmp_path):
     assert fault.message == ("preserve.prompts has 'a green cube', expected \"\" or a prompt of the manifest: "
                              "'a red circle', 'a blue square'")
     assert fault.hint.startswith("write it into a file of prompts, and prep prompts prompts.txt --manifest ")
+    with pytest.raises(ConfigError) as error:
+        places_of(SimpleNamespace(seeing=True), [""])
+    assert error.value.message == "preserve.prompted is above 0, expected 0 where rows of text also show references"
     for name, value in (("prior", True), ("unmasked", 0.5), ("prompted", 1.0)):
         report = check(RunRequest(manifest=made.path), parse({"method": "full", "preserve": {name: value}}, "test"))
         (fault,) = report.faults

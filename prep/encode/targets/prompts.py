@@ -1,6 +1,6 @@
 """Computes the targets of sample prompts, and of the pictures and masks that they name.
 
-Pure, as `prep.encode.sample_targets`.
+Pure, as `prep.encode.targets.samples`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from prep.dataset.prompt_references import NamedMask, PromptReference, PromptReferences
-from prep.encode.row_keys import RowKeys, add_text, reference_of, reference_target, under_its_mask
-from prep.encode.targets import Contexts, PictureTarget, PromptTarget, Targets, TextTargets
+from prep.encode.targets.keys import RowKeys, add_text, reference_of, reference_target, under_its_mask
+from prep.encode.targets.records import Contexts, PictureTarget, PromptTarget, Targets, TextTargets
 from prep.errors import ConfigError
 from prep.formatting import printable_name
 from prep.geometry import Size, cover

@@ -1,6 +1,6 @@
 """The targets of an encode: samples and prompts with the keys of their rows, and for each key what makes its row.
 
-`prep.encode.sample_targets` and `prep.encode.prompt_targets` compute them.
+`prep.encode.targets.samples` and `prep.encode.targets.prompts` compute them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prep.dataset.ingest import KnownReference
-from prep.encode.targets import Contexts, LatentSource, PictureTarget, TextTarget, TextTargets
+from prep.encode.targets.records import Contexts, LatentSource, PictureTarget, TextTarget, TextTargets
 from prep.formatting import printable_name
 from prep.geometry import Placement
 from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys

@@ -11,9 +11,9 @@ from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prompt_references import NO_REFERENCES, PromptReferences
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
-from prep.encode.prompt_targets import painted_in, targets_of_prompts
-from prep.encode.row_keys import RowKeys, add_text, reference_of, reference_target, under_its_mask
-from prep.encode.targets import Contexts, LatentSource, PictureTarget, PictureTargets, Targets, TextTargets
+from prep.encode.targets.keys import RowKeys, add_text, reference_of, reference_target, under_its_mask
+from prep.encode.targets.prompts import painted_in, targets_of_prompts
+from prep.encode.targets.records import Contexts, LatentSource, PictureTarget, PictureTargets, Targets, TextTargets
 from prep.formatting import printable_name
 from prep.fs.place import Place
 from prep.geometry import Placement
