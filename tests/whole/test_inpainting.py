@@ -622,7 +622,7 @@ def test_each_of_two_ranks_sees_its_samples_under_their_own_masks(world: World) 
                 (references,), masks = batch.references, batch.inpaint_mask_BMhw
                 assert masks is not None
                 for drawn, *tensors in zip(request.draws, batch.latent_BChw, references, masks, strict=True):
-                    found[repr(drawn)] = tensors
+                    found[repr(drawn)] = [tensor.clone() for tensor in tensors]  # a batch's buffers are filled again
         return found
 
     alone, first, second = seen(0, 1), seen(0, 2), seen(1, 2)
