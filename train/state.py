@@ -189,7 +189,7 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
     (loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
     if trainee.prompts is None:
         return loss.detach(), each_B.detach()
-    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, trainee.latents, config.loss,
+    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, predicted, config.loss,
                                                         trainee.prompts)
     kept = (kept_B * predicted.weight_B).sum()
     # By itself: the activations of the first pass are gone.

@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from prep.captioning.client import Client, NoAnswer, Reply, is_this_computer
-from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered, spoken
+from prep.captioning.engine import PROMPT, Answer, Form, Prepared, Stopped, Unanswered, spoken
 from prep.errors import ModelError, UsageError
 from prep.formatting import counted, printable
 
@@ -77,7 +77,7 @@ def key_of_environment() -> str:
 class Endpoint:
     """A model behind an address; an `Engine`."""
 
-    form: Literal["jpeg", "pixels", "square"] = "jpeg"
+    form: Form = "jpeg"
     batch = 1
     prompt = PROMPT
 

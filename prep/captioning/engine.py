@@ -24,6 +24,9 @@ def spoken(text: str) -> str:
     return " ".join(_THOUGHTS.sub(" ", text).split())
 
 
+Form = Literal["jpeg", "pixels", "square"]  # square: pixels of a white square with the picture in its middle
+
+
 class Stopped(Exception):
     """The engine was closed while it was asked."""
 
@@ -69,8 +72,8 @@ class Engine(Protocol):
         """What it is asked by default."""
 
     @property
-    def form(self) -> Literal["jpeg", "pixels", "square"]:
-        """Of a `Prepared` picture; square: pixels of a white square with the picture in its middle."""
+    def form(self) -> Form:
+        """Of a `Prepared` picture."""
 
     @property
     def at_once(self) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from threading import Event, Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import StoppingCriteria
 
-from prep.captioning.engine import PROMPT, Answer, Prepared, Stopped, Unanswered, spoken
+from prep.captioning.engine import PROMPT, Answer, Form, Prepared, Stopped, Unanswered, spoken
 from prep.digest import digest_bytes, digest_json
 from prep.errors import ModelError, OutOfMemoryError, Problem
 from prep.fs.untrusted import read_regular
@@ -44,7 +44,7 @@ PROMPTS = {"florence2": "<MORE_DETAILED_CAPTION>"}
 class LocalModel:
     """A model in a directory; an `Engine`. One thread at a time asks it."""
 
-    form: Literal["jpeg", "pixels", "square"] = "pixels"
+    form: Form = "pixels"
     at_once = 1
 
     def __init__(self, named: str, *, download: bool, device: str, batch_size: int, max_tokens: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prep.captioning.engine import Prepared
+from prep.captioning.engine import Form, Prepared
 from prep.images.decode import decode_picture, quiet_pillow
 from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, shrink, white_square
@@ -22,7 +22,7 @@ class PictureQuestion:
     data: bytes
     side: int  # pixels of the longer side, at most; of a square, of each side
     alpha: str  # color that replaces transparency
-    form: str  # "jpeg", "pixels" or "square"
+    form: Form
 
 
 @dataclass(frozen=True, slots=True)

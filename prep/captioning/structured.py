@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.captioning.engine import Answer, Unanswered
+from prep.captions.variants import spell_json
 from prep.errors import ConfigError
 from prep.formatting import printable
 from prep.fs.text import read_text
@@ -39,7 +40,7 @@ class Schema:
 
     def asking(self, prompt: str) -> str:
         """A prompt that asks for such an object."""
-        schema = spell(self.document)
+        schema = spell_json(self.document)
         return f"{prompt} Answer with one JSON object and nothing else. It follows this JSON schema: {schema}".strip()
 
     @property
@@ -59,7 +60,7 @@ class Schema:
             why = "was cut off: raise --max-tokens" if answer.cut else f"is not JSON: '{printable(answer.text[:60])}'"
             return Unanswered(detail=f"the answer {why}")
         fault = next(_faults(value, self.document), "")
-        return Unanswered(detail=fault) if fault else replace(answer, text=spell(value), cut=False)
+        return Unanswered(detail=fault) if fault else replace(answer, text=spell_json(value), cut=False)
 
 
 def schema_of(path: Path) -> Schema:
@@ -138,8 +139,3 @@ def _refuse(constant: str) -> None:
 def _types(schema: Mapping[str, Any]) -> list[Any]:
     kind = schema.get("type", [])
     return kind if isinstance(kind, list) else [kind]
-
-
-def spell(value: Any) -> str:
-    """A value as JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

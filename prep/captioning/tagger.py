@@ -15,11 +15,11 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from prep.captioning.engine import Answer, Prepared, Stopped, Unanswered
+from prep.captioning.engine import Answer, Form, Prepared, Stopped, Unanswered
 from prep.captioning.onnx_header import AGAIN, input_shape
 from prep.captioning.tags import CATEGORIES, spell_scores
 from prep.digest import digest_bytes, digest_json
@@ -47,7 +47,7 @@ class Tagger:
     """A tagger in a directory; an `Engine` whose answers are scores, as `prep.captioning.tags` spells them. One thread
     at a time asks it."""
 
-    form: Literal["jpeg", "pixels", "square"] = "square"
+    form: Form = "square"
     at_once = 1
     prompt = ""
 

@@ -58,6 +58,11 @@ def json_object(line: str) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) and value else None
 
 
+def spell_json(value: Any) -> str:
+    """A value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:
     """Returns at least one caption, at most `most`."""
     if json_object(line) is not None:
@@ -137,7 +142,7 @@ def _with_trigger(text: str, choice: CaptionOptions) -> str:
     table = json_object(text)
     if table is None:
         return _joined([choice.trigger, text], choice)
-    return json.dumps({"trigger": choice.trigger, **table}, ensure_ascii=False, separators=(",", ":"))
+    return spell_json({"trigger": choice.trigger, **table})
 
 
 def _numbers(line: str, number: int) -> Iterator[int]:

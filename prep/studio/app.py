@@ -43,6 +43,7 @@ from prep.studio.project import read_project
 from prep.studio.queue import Queue
 from prep.view.guard import Guard, new_token
 from prep.view.pages import error_page
+from prep.view.routes import tagged
 from prep.view.run_pages import compare_page, compare_tag, compared
 
 ACTIONS: Mapping[str, Callable[[Path, str], Job]] = {
@@ -86,7 +87,7 @@ class Studio:
 
     def _home(self, request: Request) -> Response:
         jobs, project = queue.jobs_of(self._project), read_project(self._project)
-        return _tagged(request, jobs_tag(jobs, project, self._queue.paused),
+        return tagged(request, jobs_tag(jobs, project, self._queue.paused),
                        lambda tag: project_page(project, jobs, **self._site(tag)))
 
     def _form(self, request: Request) -> Response:
@@ -135,16 +136,16 @@ class Studio:
                              f"{MOST}", hint="choose them on the project's page")
         sites = [self.looks.opened("runs", name)[1] for name in names]
         runs = compared([(site.base, site.run) for site in sites if site.run is not None])
-        return _tagged(request, compare_tag(runs), lambda _: compare_page(runs, self._base, home=self._base))
+        return tagged(request, compare_tag(runs), lambda _: compare_page(runs, self._base, home=self._base))
 
     def _jobs(self, request: Request) -> Response:
         jobs, trouble = queue.jobs_of(self._project), self._queue.trouble
-        return _tagged(request, jobs_tag(jobs, self._queue.paused, trouble),
+        return tagged(request, jobs_tag(jobs, self._queue.paused, trouble),
                        lambda tag: jobs_page(jobs, trouble=trouble, **self._site(tag)))
 
     def _job(self, request: Request) -> Response:
         job, project = queue.job_of(self._project, request.path_params["name"]), read_project(self._project)
-        return _tagged(request, jobs_tag([job], project.runs, self._queue.paused),
+        return tagged(request, jobs_tag([job], project.runs, self._queue.paused),
                        lambda tag: job_page(job, project, **self._site(tag, OFTEN if not job.is_over else 5 * OFTEN)))
 
     def _act(self, request: Request) -> Response:
@@ -183,13 +184,6 @@ class Studio:
             return HTMLResponse(error_page(self._base, 500, f"{error}", first="The project"), 500)
         status = error.status_code if isinstance(error, HTTPException) else 500
         return HTMLResponse(error_page(self._base, status, "No page has this address.", first="The project"), status)
-
-
-def _tagged(request: Request, tag: str, page: Callable[[str], str]) -> Response:
-    """The page with an ETag; only that it is the same, if the browser has it."""
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers={"etag": tag})
-    return HTMLResponse(page(tag), headers={"etag": tag})
 
 
 def _given(request: Request) -> dict[str, list[str]]:

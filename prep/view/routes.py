@@ -48,12 +48,16 @@ def comparing(sites: Sequence[Site]) -> Answer:
         runs = compared([(site.base, site.run) for site in sites if site.run is not None])
         if len(runs) < 2:
             raise HTTPException(404)
-        headers = {"etag": compare_tag(runs)}
-        if request.headers.get("if-none-match") == headers["etag"]:
-            return Response(status_code=304, headers=headers)
-        return HTMLResponse(compare_page(runs, sites[0].root, home=""), headers=headers)
+        return tagged(request, compare_tag(runs), lambda _: compare_page(runs, sites[0].root, home=""))
 
     return endpoint
+
+
+def tagged(request: Request, tag: str, page: Callable[[str], str]) -> Response:
+    """The page with an ETag; only that it is the same, if the browser has it."""
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    return HTMLResponse(page(tag), headers={"etag": tag})
 
 
 def asking(run: RunFiles) -> Answer:
@@ -105,10 +109,8 @@ def _findings(site: Site, request: Request) -> Response:
 def _run(site: Site, request: Request) -> Response:
     if site.run is None:
         raise HTTPException(404)
-    headers = {"etag": run_tag(site.run)}
-    if request.headers.get("if-none-match") == headers["etag"]:
-        return Response(status_code=304, headers=headers)
-    return HTMLResponse(page_of_run(site, site.run), headers=headers)
+    run = site.run
+    return tagged(request, run_tag(run), lambda _: page_of_run(site, run))
 
 
 def _cell(site: Site, request: Request) -> Response:

@@ -24,6 +24,8 @@ NOTHING = Preserve()
 class Prediction:
     """The denoiser's prediction and its target."""
 
+    noised_BChw: Tensor  # what was predicted from, with these
+    conditions: Conditions
     predicted_BChw: Tensor
     target_BChw: Tensor
     weight_B1hw: Tensor | None  # None: every cell has weight 1
@@ -37,7 +39,12 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
     """One forward pass over `batch`, which is on the denoiser's device; and before it another without the adapters, if
     what is to `preserve` needs it. `together`: with other processes, which must make as many."""
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
-    latent_BChw, noised_BChw, conditions = _inputs(denoiser, batch, latents)
+    latent_BChw = latents.normalize(batch.latent_BChw)
+    noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
+    conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6,
+                            references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
+                            inpaint_mask=None if batch.inpaint_mask_BMhw is None else
+                            batch.inpaint_mask_BMhw.to(torch.float32) / 255)
     base_BChw = None
     shown = preserve.prior and (together or any(draw.prior for draw in batch.draws))
     if shown or (preserve.unmasked and batch.mask_B1hw is not None):
@@ -51,21 +58,11 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
     if batch.mask_B1hw is not None:
         weight_B1hw = loss.cell_weight(batch.mask_B1hw.to(torch.float32) / 255, settings.unmasked_weight)
     return Prediction(
+        noised_BChw=noised_BChw, conditions=conditions,
         predicted_BChw=predicted_BChw, target_BChw=target_BChw, weight_B1hw=weight_B1hw, base_BChw=base_BChw,
         unmasked=preserve.unmasked,
         weight_B=batch.weight_B * loss.timestep_weight(settings, kind, level_B),
     )
-
-
-def _inputs(denoiser: Denoiser, batch: Batch, latents: Latents) -> tuple[Tensor, Tensor, Conditions]:
-    """The latents, the same with noise, and all else that the denoiser is given."""
-    latent_BChw = latents.normalize(batch.latent_BChw)
-    noised_BChw = loss.noised(denoiser.prediction, latent_BChw, batch.input_noise_BChw,
-                              denoiser.levels[batch.timestep_B])
-    return latent_BChw, noised_BChw, Conditions(
-        text=batch.text, sizes_B6=batch.sizes_B6,
-        references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
-        inpaint_mask=None if batch.inpaint_mask_BMhw is None else batch.inpaint_mask_BMhw.to(torch.float32) / 255)
 
 
 @torch.no_grad()
@@ -74,20 +71,19 @@ def _of_base(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, condit
         return predict(denoiser, noised_BChw, timestep_B, conditions).float()
 
 
-def prompted_losses(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, prompts: Mapping[str, Tensor]
+def prompted_losses(denoiser: Denoiser, batch: Batch, given: Prediction, settings: Loss, prompts: Mapping[str, Tensor]
                     ) -> Tensor:
-    """The difference to the base's prediction of each sample, `[B]`, for one of the `prompts`, whose rows are arrays
-    `[prompts, …]`: which one, the sample's noise decides.
+    """The difference to the base's prediction of each sample, `[B]`, from what `given` was predicted from, but for one
+    of the `prompts`, whose rows are arrays `[prompts, …]`: which one, the sample's noise decides.
 
     What ai-toolkit calls blank prompt preservation for the row of no prompt, and for captions without their trigger
     differential output preservation.
     """
-    _, noised_BChw, conditions = _inputs(denoiser, batch, latents)
     count = len(next(iter(prompts.values())))
     chosen_B = to_device(torch.tensor([draw.noise[0] % count for draw in batch.draws]), denoiser.device)
-    conditions = replace(conditions, text={name: value[chosen_B] for name, value in prompts.items()})
-    base_BChw = _of_base(denoiser, noised_BChw, batch.timestep_B, conditions)
-    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
+    conditions = replace(given.conditions, text={name: value[chosen_B] for name, value in prompts.items()})
+    base_BChw = _of_base(denoiser, given.noised_BChw, batch.timestep_B, conditions)
+    predicted_BChw = predict(denoiser, given.noised_BChw, batch.timestep_B, conditions)
     return loss.per_sample(predicted_BChw, base_BChw, None, normalize_area=False, huber=settings.huber)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from prep.recipe.prompts import PromptSettings
 from prep.recipe.schema import Recipe
 
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
+Row = TypeVar("Row")
 Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 
 class PictureTarget(NamedTuple):
@@ -56,7 +57,22 @@ class TextTarget:
     pictures: tuple[PictureTarget, ...] = ()  # those that the text encoder sees beside it; their key is that of the row
 
 
-class PictureTargets(Mapping[str, PictureTarget]):
+class _ByKey(Mapping[str, Row]):
+    """Rows to encode, by key, in the form in which a million of them are kept."""
+
+    _rows: dict[str, Any]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class PictureTargets(_ByKey[PictureTarget]):
     """Latent or mask rows to encode, by key. Those of samples' own pictures are made into records when asked for: each
     takes 210 bytes, and a record with its path, file and digest 420."""
 
@@ -88,39 +104,21 @@ class PictureTargets(Mapping[str, PictureTarget]):
         return PictureTarget(key=key, name=name, file=name, blob=blob, digest=digest.hex(), placement=placement,
                              mask_from=mask_from)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-class TextTargets(Mapping[str, TextTarget]):
+class TextTargets(_ByKey[TextTarget]):
     """Text rows to encode, by key. Most have a caption and nothing else, and are made into a record when asked for."""
 
     def __init__(self) -> None:
-        self._captions: dict[str, str | TextTarget | None] = {}
+        self._rows: dict[str, str | TextTarget | None] = {}
 
     def add(self, target: TextTarget) -> None:
         """Adds a target, in place of one with its key."""
         plain = not (target.negative or target.pictures)
-        self._captions[target.key] = target.caption if plain else target
+        self._rows[target.key] = target.caption if plain else target
 
     def __getitem__(self, key: str) -> TextTarget:
-        known = self._captions[key]
+        known = self._rows[key]
         return known if isinstance(known, TextTarget) else TextTarget(key=key, caption=known)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._captions
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._captions)
-
-    def __len__(self) -> int:
-        return len(self._captions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

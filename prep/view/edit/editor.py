@@ -9,7 +9,7 @@ from threading import Lock
 
 from prep.captions.read import BadCaption, judge_captions, read_caption
 from prep.dataset.edits.log import UndoEntry, UndoLog, digest_of
-from prep.dataset.edits.made import first_made, history
+from prep.dataset.edits.made import entries_at, first_made, history
 from prep.dataset.edits.places import EditPlace, EditPlaces
 from prep.dataset.edits.refused import Refused
 from prep.dataset.samples import PlacedItem
@@ -153,8 +153,7 @@ class Editor:
 
     def _first_made(self, place: EditPlace, now: str) -> UndoEntry:
         """As `first_made`. Raises `Refused` if what is there is not a model's."""
-        entries = [entry for entry in self.log.entries() if (entry.place, entry.kind) == (place.name, "caption")]
-        first = first_made(entries, now)
+        first = first_made(entries_at(self.log, place), now)
         if first is None:
             raise Refused(409, f"{place.name} is not what a model wrote, or is accepted already: load this page again")
         return first
