@@ -8,24 +8,27 @@ thumbnails (`prep.scan.duplicates.correlation.whole_correlation`). Cropped pictu
 
 Measured on 63 real photos: 315 copies (resized to 30-100 %, JPEG of quality 30-95, half of them brightened) reach 0.92
 or more with their originals, half of them 0.99; no two different photos more than 0.72, mirrored 0.80. Cost grows with
-the square of the number of pictures: `make bench` measures it.
+the square of the number of pictures up to `DIRECT` of them, and with its power of 1.5 beyond, where a picture is
+compared with those in cells near it (`prep.scan.duplicates.cells`): `make bench` measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from prep.scan.duplicates.cells import Cells, note_better
 from prep.scan.duplicates.correlation import FLAT, SIDE, Thumb
 
 FREQUENCIES = 8  # each way
 LENGTH = FREQUENCIES * FREQUENCIES - 1  # bytes of a signature
 LIKELY = 0.9  # product of two signatures from which their thumbnails are compared
-LIMIT = 1_000_000  # pictures; comparing so many for the first time takes some 20 minutes of a processor
+DIRECT = 200_000  # pictures that are all compared with all, which takes some five minutes of a processor
+LIMIT = 1_000_000  # pictures
 BLOCK = 2048  # pictures after which pairs are handed on
 TILE = 512  # signatures compared with as many others at a time: 1 MiB of products, which a cache holds
 
@@ -61,10 +64,10 @@ def likely_blocks(signatures: Sequence[bytes], tick: Callable[[int], object] = l
     list for each `BLOCK` pictures, in their order.
 
     `fresh`: the pictures that were not compared before (default: all); the others are compared with them only, and
-    `known` are the pairs of these others.
+    `known` are the pairs of these others. Where these are more pairs than those of `DIRECT` pictures, each picture is
+    compared with those in cells near it.
     """
     rows = _unit(signatures)
-    halves = rows[:, _is_even()], rows[:, ~_is_even()]
     every = np.arange(len(rows))
     new = every if fresh is None else np.array(sorted(fresh), np.int64)
     is_new = np.zeros(len(rows), bool)
@@ -73,34 +76,40 @@ def likely_blocks(signatures: Sequence[bytes], tick: Callable[[int], object] = l
     earlier = np.zeros((2, len(rows)), np.int64)  # which that is
     for pair in known:
         best[int(pair.mirrored), pair.second], earlier[int(pair.mirrored), pair.second] = pair.product, pair.first
+    find_better = _searches(rows, every, new)
     for start in range(0, len(rows), BLOCK):
         places = every[start : start + BLOCK]
-        for low in range(0, len(places), TILE):
-            tile = places[low : low + TILE]
-            for those, others in ((tile[is_new[tile]], every), (tile[~is_new[tile]], new)):
-                _find_better(halves, those, others, best, earlier)
+        for those, find in zip((places[is_new[places]], places[~is_new[places]]), find_better, strict=True):
+            find(those, best, earlier)
         yield [Pair(first=int(earlier[side, second]), second=second, mirrored=bool(side),
                     product=float(best[side, second]))
                for side in (0, 1) for second in places[best[side, places] >= LIKELY].tolist()]
         tick(len(places))
 
 
-def _find_better(halves: tuple[Floats, Floats], those: Integers, others: Integers, best: Floats,
+def _searches(rows: Floats, every: Integers, new: Integers) -> list[Callable[[Integers, Floats, Integers], None]]:
+    """What compares pictures with earlier ones of `every`, and with those of `new`."""
+    even = _is_even()
+    if len(new) * len(every) <= DIRECT**2:
+        halves = rows[:, even], rows[:, ~even]
+        return [partial(_find_better, halves, others) for others in (every, new)]
+    cells = Cells(rows, np.where(even, 1, -1).astype(np.float32))
+    return [partial(cells.find_better, cells.members(others)) for others in (every, new)]
+
+
+def _find_better(halves: tuple[Floats, Floats], others: Integers, those: Integers, best: Floats,
                  earlier: Integers) -> None:
     """Notes in `best` and `earlier`, for each of the pictures `those`, the largest product with an earlier one of
     `others`, plain and mirrored, that exceeds what is there. Both lists of indices are sorted."""
-    others = others[: np.searchsorted(others, those[-1])] if len(those) else others[:0]
-    probes = [half[those] for half in halves]
-    for low in range(0, len(others), TILE):
-        compared = others[low : low + TILE]
-        even, odd = (probe @ half[compared].T for probe, half in zip(probes, halves, strict=True))
-        for side, products in enumerate((even + odd, even - odd)):
-            if compared[-1] >= those[0]:  # only in the last tiles: the picture itself and later ones
-                products[compared[None] >= those[:, None]] = -1
-            largest = products.argmax(axis=1)
-            scores = products[np.arange(len(those)), largest]
-            better = scores > best[side, those]
-            best[side, those[better]], earlier[side, those[better]] = scores[better], compared[largest[better]]
+    for start in range(0, len(those), TILE):
+        tile = those[start : start + TILE]
+        probes = [half[tile] for half in halves]
+        before = others[: np.searchsorted(others, tile[-1])]
+        for low in range(0, len(before), TILE):
+            compared = before[low : low + TILE]
+            even, odd = (probe @ half[compared].T for probe, half in zip(probes, halves, strict=True))
+            for side, products in enumerate((even + odd, even - odd)):
+                note_better(products, tile, compared, best[side], earlier[side])
 
 
 def _unit(signatures: Sequence[bytes]) -> Floats:
