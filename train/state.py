@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from train.models.adapters.frozen import FrozenAdapter
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
-from train.objectives.forward import forward, prompted_losses, sample_losses
+from train.objectives.forward import Prediction, forward, opposite, prompted_losses, sample_losses
+from train.objectives.slider import Slide
 from train.optim import ema, optimizers, schedule
 from train.optim.ema import Shadow, WeightAverage
 from train.optim.loss_scale import LossScale
@@ -56,6 +57,7 @@ class TrainState:
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
     prompts: TextArrays | None = None  # the rows of preserve.prompts, on the device; None: they are not preserved
+    slide: Slide | None = None  # what a slider is trained by, on the device
     offload: int = 0  # blocks in host memory
 
     @property
@@ -92,14 +94,23 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload,
-                      prompts=_prompts(setup, device))
+                      prompts=_prompts(setup, device), slide=slide_of(setup, device))
 
 
 def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
     """The text rows of the prompts that are preserved, if any are. Raises `CacheError`."""
-    if not setup.config.preserve.prompted:
-        return None
-    rows = Rows(setup.index).text(places_of(setup.index, setup.config.preserve.prompts))
+    preserve = setup.config.preserve
+    return _rows(setup, "preserve.prompts", preserve.prompts, device) if preserve.prompted else None
+
+
+def slide_of(setup: Setup, device: torch.device) -> Slide | None:
+    """What a slider is trained by, if one is. Raises `CacheError`."""
+    slider = setup.config.slider
+    return Slide(text=_rows(setup, "slider", slider.prompts, device), strength=slider.strength) if slider.on else None
+
+
+def _rows(setup: Setup, setting: str, prompts: Sequence[str], device: torch.device) -> TextArrays:
+    rows = Rows(setup.index).text(places_of(setup.index, prompts, setting))
     return {name: to_device(value, device) for name, value in rows.items()}
 
 
@@ -178,23 +189,30 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
     `between` is called with the sum before the backward pass.
     """
     here = batch.to(trainee.denoiser.device)
-    predicted = forward(trainee.denoiser, here, trainee.latents, config.loss, config.preserve,
+    predicted = forward(trainee.denoiser, here, trainee.latents, config.loss, config.preserve, trainee.slide,
                         together=trainee.model.sharded)
-    each_B = sample_losses(predicted, config.loss)
+    each_B = sample_losses(predicted, config.loss) * (1 if trainee.slide is None else 0.5)
     loss = (each_B * predicted.weight_B).sum()
     if between is not None:
         between(loss.detach())
     times = 0.0 if batch.padding else 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
     (loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
-    if trainee.prompts is None:
-        return loss.detach(), each_B.detach()
-    kept_B = config.preserve.prompted * prompted_losses(trainee.denoiser, here, predicted, config.loss,
-                                                        trainee.prompts)
-    kept = (kept_B * predicted.weight_B).sum()
-    # By itself: the activations of the first pass are gone.
-    (kept * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
-    return (loss + kept).detach(), (each_B + kept_B).detach()
+    loss, each_B = loss.detach(), each_B.detach()
+    for more_B in _more(trainee, config, here, predicted):  # each by itself: activations of earlier passes are gone
+        more = (more_B * predicted.weight_B).sum()
+        (more * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
+        loss, each_B = loss + more.detach(), each_B + more_B.detach()
+    return loss, each_B
+
+
+def _more(trainee: TrainState, config: Config, batch: Batch, given: Prediction) -> Iterator[Tensor]:
+    """The losses, `[B]`, of passes beside the first of a batch; the backward pass of each is made before the next."""
+    if trainee.slide is not None:
+        with lora.negated(trainee.denoiser.model):
+            yield 0.5 * sample_losses(opposite(trainee.denoiser, batch, given), config.loss)
+    if trainee.prompts is not None:
+        yield config.preserve.prompted * prompted_losses(trainee.denoiser, batch, given, config.loss, trainee.prompts)
 
 
 def clip_gradients(trainee: TrainState, config: Config) -> Tensor:

@@ -15,10 +15,12 @@ from prep.loader.device import to_host
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
-from train.objectives.forward import forward, sample_losses
+from train.models.lora import negated
+from train.objectives.forward import forward, opposite, sample_losses
 from train.parallel.ranks import Ranks
 from train.parallel.shards import Whole
 from train.setup import Setup
+from train.state import slide_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +81,18 @@ def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests
             ) -> list[list[float]]:
     """The losses of the samples of each forward pass."""
     latents, losses = latents_of(setup.manifest).to(denoiser.device), []
+    slide = slide_of(setup, denoiser.device)
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",
                   sharing=model.ranks.local_world) as feed):
         for batch in _agreed(feed, model.ranks) if model.sharded else feed:
-            predicted = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
-            losses.append(to_host(sample_losses(predicted, setup.config.loss)).tolist())
+            here = batch.to(denoiser.device)
+            predicted = forward(denoiser, here, latents, setup.config.loss, slide=slide)
+            losses_B = sample_losses(predicted, setup.config.loss)
+            if slide is not None:
+                with negated(denoiser.model):
+                    losses_B = (losses_B + sample_losses(opposite(denoiser, here, predicted), setup.config.loss)) / 2
+            losses.append(to_host(losses_B).tolist())
     return losses
 
 

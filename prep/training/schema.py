@@ -47,6 +47,7 @@ WeightDtype = Literal["float32", "bfloat16"]
 ResultDtype = Literal["auto"] | Dtype
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
 STEPS = 2000  # when neither steps nor epochs are given
+CAPTIONS = "{caption}"  # in place of a prompt: the caption of each sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +187,33 @@ class Preserve:
         ("",), check=prompts_check, values='a list of prompts, "": none',
         help="the other prompts, one of them by chance for each sample: none, or prompts of the manifest, which prep "
         'prompts adds: ["", "photo of a woman"]')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slider:
+    """A LoRA that moves pictures along what two prompts differ in, both ways, instead of learning the pictures: at
+    weight 1 towards the one, at -1 towards the other."""
+
+    positive: str = setting("", values='a prompt of the manifest, "": none', example="photo of a very old person",
+                            help="what pictures become more of at weight 1")
+    negative: str = setting("", values='a prompt of the manifest, "": none', example="photo of a very young person",
+                            help="what they become more of at weight -1; no slider is trained while it is the same as "
+                            "positive")
+    neutral: str = setting(CAPTIONS, values=f'a prompt of the manifest, "": none, or {CAPTIONS}',
+                           help=f"the prompt whose pictures move; {CAPTIONS}: the caption of each sample")
+    strength: float = setting(3.0, low=0, high=1e3,
+                              help="how far pictures move at weight 1, as a multiple of the difference of the two "
+                              "predictions of the base")
+
+    @property
+    def on(self) -> bool:
+        """Whether a slider is trained."""
+        return self.positive != self.negative
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompts whose rows it needs: positive, negative, and neutral unless that is the captions."""
+        return self.positive, self.negative, *(() if self.neutral == CAPTIONS else (self.neutral,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -393,6 +421,7 @@ class Config:
     noise: NoiseDraws = field(default_factory=NoiseDraws)
     loss: Loss = field(default_factory=Loss)
     preserve: Preserve = field(default_factory=Preserve)
+    slider: Slider = field(default_factory=Slider)
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)

@@ -73,8 +73,10 @@ def interrupt_after(step):
     ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9}}, False),
     ({"lora": {"rank": 2, "dropout": 0.3}, "preserve": {"prior": True, "unmasked": 0.5, "prompted": 0.7,
                                                            "prompts": ["", "a red circle"]}}, False),
+    pytest.param({"lora": {"rank": 2, "dropout": 0.3}, "slider": {"positive": "a red circle"}}, False,
+                 marks=pytest.mark.slow),
 ], ids=["lora", "full", "posterior", *OTHERS, "dora", "pissa", "loha", "lokr", "dora-kohya", "full-8bit", "part",
-        "preserve"])
+        "preserve", "slider"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
     made = make(texts=2, views=2, stds=stds, prior="preserve" in settings)
     setup = setup_of(made, **QUICK, **settings)

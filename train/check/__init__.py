@@ -18,7 +18,7 @@ from train.check.data import (
     check_dropout,
     check_interval,
     check_masks,
-    check_preserved,
+    check_prompts,
     check_schedule,
     plan_of,
     steps_of,
@@ -55,7 +55,7 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
     if index is not None:
         with Noting(faults):
             shards = check_shards(index)
-        for look in (check_masks, check_dropout, check_preserved):
+        for look in (check_masks, check_dropout, check_prompts):
             with Noting(faults):
                 look(index, config)
         with Noting(faults):

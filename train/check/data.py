@@ -29,10 +29,12 @@ def check_dropout(index: Index, config: Config) -> None:
     require_shown(index, dropout_of(config))
 
 
-def check_preserved(index: Index, config: Config) -> None:
-    """Raises `ConfigError` if the prompts that are to be preserved have no rows."""
+def check_prompts(index: Index, config: Config) -> None:
+    """Raises `ConfigError` if the prompts that are to be preserved, or those of a slider, have no rows."""
     if config.preserve.prompted:
-        places_of(index, config.preserve.prompts)
+        places_of(index, config.preserve.prompts, "preserve.prompts")
+    if config.slider.on:
+        places_of(index, config.slider.prompts, "slider")
 
 
 def uses_masks(index: Index, config: Config) -> bool:

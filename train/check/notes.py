@@ -32,6 +32,9 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
                       convolves=model.convolves, rescaled=model.rescaled)
         yield from unused(config, facts)
         yield from _preserving(config.preserve, facts)
+        if config.slider.on:
+            yield ("slider is on: pictures teach nothing but where it is trained; each micro-batch takes three forward "
+                   "passes of the base beside two of the adapters, at weight 1 and -1")
     if model is not None and model.adapter is not None:
         yield from model.adapter.notes
     if model is not None and model.drawing != model.path:

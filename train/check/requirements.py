@@ -34,6 +34,8 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
         if getattr(config.preserve, kept) and config.method == "full":
             raise ConfigError(f"preserve.{kept} is on, which is for the frozen base of a LoRA, but method is 'full'",
                               hint=f"--method lora, or --set preserve.{kept}={off}")
+    if config.slider.on:
+        _check_slider(config)
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
@@ -44,6 +46,18 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
         _check_whole(config)
     if config.sample.model:
         _check_drawn(config)
+
+
+def _check_slider(config: Config) -> None:
+    """Raises `ConfigError` for settings of runs whose weights cannot be subtracted from the base as well."""
+    for name, wrong, why, way in (
+            ("method", config.method == "full", "is 'full', which trains the model's own weights", "--method lora"),
+            ("lora.init", config.lora.init == "pissa", "is 'pissa', whose adapters are a part of the base",
+             "--set lora.init=kaiming"),
+            ("lora.dora", config.lora.dora, "is on, which trains lengths of the base's rows", "--set lora.dora=false")):
+        if wrong:
+            raise ConfigError(f"slider is on, which trains adapters at weight 1 and -1, but {name} {why}",
+                              hint=f"{way}, or leave slider out of the settings")
 
 
 def _check_drawn(config: Config) -> None:

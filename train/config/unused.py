@@ -109,6 +109,8 @@ def _of_draws(config: Config, facts: Facts) -> _Reasons:
         yield ("loss.unmasked_weight", "loss.normalize_area", "preserve.unmasked"), "no masks are used"
     if not config.preserve.prompted:
         yield ("preserve.prompts",), "preserve.prompted is 0"
+    if not config.slider.on:
+        yield ("slider.neutral", "slider.strength"), "slider.positive is slider.negative"
     if not facts.prior:
         yield ("preserve.prior",), 'no sample has the role "prior"'
     if not facts.referring:

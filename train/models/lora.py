@@ -82,6 +82,22 @@ def without_adapters(denoiser: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
+@contextmanager
+def negated(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser with its adapters at weight -1 inside the `with` block, also for a backward pass that recomputes."""
+    layers = [module for module in denoiser.modules() if isinstance(module, BaseTunerLayer)]
+    try:
+        _negate(layers)
+        yield
+    finally:
+        _negate(layers)
+
+
+def _negate(layers: Iterable[Any]) -> None:
+    for layer in layers:
+        layer.scaling.update({name: -factor for name, factor in layer.scaling.items()})
+
+
 def reads_base(lora: Lora) -> bool:
     """Whether adapters begin with values that come from the weights of the base."""
     return lora.dora or lora.init == "pissa"

@@ -16,6 +16,7 @@ from prep.training.schema import Loss, Preserve
 from train.models.denoiser import Denoiser, predict
 from train.models.lora import without_adapters
 from train.objectives import loss
+from train.objectives.slider import Slide
 
 NOTHING = Preserve()
 
@@ -31,13 +32,14 @@ class Prediction:
     weight_B1hw: Tensor | None  # None: every cell has weight 1
     weight_B: Tensor  # weight of each sample's error
     base_BChw: Tensor | None = None  # what the base predicts
+    neutral_BChw: Tensor | None = None  # of a slider, what the base predicts; its target at weight -1 is beyond it
     unmasked: float = 0.0  # weight of the difference to that in cells, as far as they have less than 1
 
 
-def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, preserve: Preserve = NOTHING, *,
-            together: bool = False) -> Prediction:
-    """One forward pass over `batch`, which is on the denoiser's device; and before it another without the adapters, if
-    what is to `preserve` needs it. `together`: with other processes, which must make as many."""
+def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, preserve: Preserve = NOTHING,
+            slide: Slide | None = None, *, together: bool = False) -> Prediction:
+    """One forward pass over `batch`, which is on the denoiser's device; and before it others without the adapters, if
+    what is to `preserve`, or a slider, needs them. `together`: with other processes, which must make as many."""
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
     latent_BChw = latents.normalize(batch.latent_BChw)
     noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
@@ -45,12 +47,17 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
                             references=[latents.normalize(reference_BChw) for reference_BChw in batch.references],
                             inpaint_mask=None if batch.inpaint_mask_BMhw is None else
                             batch.inpaint_mask_BMhw.to(torch.float32) / 255)
-    base_BChw = None
+    base_BChw = neutral_BChw = None
+    if slide is not None:
+        conditions = slide.asked(conditions)
     shown = preserve.prior and (together or any(draw.prior for draw in batch.draws))
     if shown or (preserve.unmasked and batch.mask_B1hw is not None):
         base_BChw = _of_base(denoiser, noised_BChw, batch.timestep_B, conditions)
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
-    target_BChw = loss.target(kind, latent_BChw, batch.noise_BChw, level_B)
+    if slide is None:
+        target_BChw = loss.target(kind, latent_BChw, batch.noise_BChw, level_B)
+    else:
+        neutral_BChw, target_BChw = slide.targets(denoiser, noised_BChw, batch.timestep_B, conditions)
     if base_BChw is not None and shown:
         prior_B = to_device(torch.tensor([draw.prior for draw in batch.draws]), denoiser.device)
         target_BChw = torch.where(prior_B[:, None, None, None], base_BChw, target_BChw)
@@ -60,9 +67,16 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
     return Prediction(
         noised_BChw=noised_BChw, conditions=conditions,
         predicted_BChw=predicted_BChw, target_BChw=target_BChw, weight_B1hw=weight_B1hw, base_BChw=base_BChw,
-        unmasked=preserve.unmasked,
+        neutral_BChw=neutral_BChw, unmasked=preserve.unmasked,
         weight_B=batch.weight_B * loss.timestep_weight(settings, kind, level_B),
     )
+
+
+def opposite(denoiser: Denoiser, batch: Batch, given: Prediction) -> Prediction:
+    """The other direction of a slider, of which `given` is that at weight 1; the adapters are at weight -1 by now."""
+    assert given.neutral_BChw is not None, "only a slider has two directions"
+    return replace(given, predicted_BChw=predict(denoiser, given.noised_BChw, batch.timestep_B, given.conditions),
+                   target_BChw=2 * given.neutral_BChw - given.target_BChw)
 
 
 @torch.no_grad()

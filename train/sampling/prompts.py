@@ -88,18 +88,18 @@ def _mask_of(index: Index, references: Sequence[Mapping[str, Any]]) -> RowRef | 
             index.ref(own["shard"], own["row"]))
 
 
-def places_of(index: Index, texts: Iterable[str]) -> tuple[RowRef, ...]:
-    """The places of the rows of prompts that were encoded with the manifest; "" is no prompt. Raises `ConfigError` for
-    another, and for a family whose text rows also hold references."""
+def places_of(index: Index, texts: Iterable[str], setting: str) -> tuple[RowRef, ...]:
+    """The places of the rows of prompts that were encoded with the manifest, as `setting` names them; "" is no prompt.
+    Raises `ConfigError` for another, and for a family whose text rows also hold references."""
     if index.seeing:
-        raise ConfigError("preserve.prompted is above 0, expected 0 where rows of text also show references",
-                          hint="--set preserve.prompted=0")
+        raise ConfigError(f"{setting} names prompts, which have no rows of their own where text also shows references",
+                          hint=f"leave {setting} out of the settings")
     encoded = {each["prompt"]: each["positive"] for each in index.manifest.document["prompts"]["samples"]}
     encoded[""] = index.manifest.document["prompts"]["unconditional"]
     for text in texts:
         if text not in encoded:
             known = ", ".join(f"'{printable(each)}'" for each in [*encoded][:MOST_CAPTIONS] if each)
-            raise ConfigError(f"preserve.prompts has '{printable(text)}', expected \"\" or a prompt of the manifest"
+            raise ConfigError(f"{setting} has '{printable(text)}', expected \"\" or a prompt of the manifest"
                               f"{f': {known}' if known else ', which has none'}",
                               hint=f"write it into a file of prompts, and {prompts_command(index.manifest, _FILE)}")
     return tuple(index.ref(**encoded[text]) for text in texts)

@@ -138,8 +138,9 @@ def test_prompts_without_rows_cannot_be_preserved(make, tmp_path):
                              "'a red circle', 'a blue square'")
     assert fault.hint.startswith("write it into a file of prompts, and prep prompts prompts.txt --manifest ")
     with pytest.raises(ConfigError) as error:
-        places_of(SimpleNamespace(seeing=True), [""])
-    assert error.value.message == "preserve.prompted is above 0, expected 0 where rows of text also show references"
+        places_of(SimpleNamespace(seeing=True), [""], "preserve.prompts")
+    assert error.value.message == ("preserve.prompts names prompts, which have no rows of their own where text also "
+                                   "shows references")
     for name, value in (("prior", True), ("unmasked", 0.5), ("prompted", 1.0)):
         report = check(RunRequest(manifest=made.path), parse({"method": "full", "preserve": {name: value}}, "test"))
         (fault,) = report.faults
