@@ -87,7 +87,7 @@ def _warned(trainee: TrainState, log: Log, progress: Progress, what: str) -> Ite
 
 def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
     """Logs the validation loss."""
-    result = validate(trainee.denoiser, trainee.model, rows, setup)
+    result = validate(trainee.denoiser, trainee.model, rows, setup, trainee.slide)
     if result is not None:
         log("validation", step, loss=result.loss, spread=result.spread, samples=result.samples,
             timesteps=result.timesteps, losses=result.losses,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from prep.errors import CacheError, PathError, Problem
+from prep.errors import CacheError, PathError, Problem, UsageError
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, check_replaceable
 from prep.fs.place import Local, Place, is_here
@@ -29,6 +29,7 @@ from train.config.load import on_trained
 from train.memory.forecast import blocks_offloaded
 from train.models.adapters.frozen import PART
 from train.models.denoiser import Denoiser, adapted, load
+from train.models.lora import at_weight
 from train.parallel.shards import Whole
 from train.prompts.aside import kept_rows
 from train.runs.checkpoint import list_checkpoints, newest_other
@@ -42,6 +43,7 @@ from train.state import put_initial
 from train.state_files import averaged, put_weights
 
 OTHERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jxl")  # what is no PNG by its name
+SLIDER = (-1.0, 0.0, 1.0)  # weights at which a slider is looked at
 Which = Literal["before", "after"]
 Encode = Callable[[Index, Model, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
 
@@ -54,6 +56,7 @@ class SampleRequest:
 
     run: Local
     which: tuple[Which, ...]
+    weights: tuple[float, ...] = ()  # of a LoRA, each in a column; empty: 1, and of a slider -1, 0 and 1
     prompts: Path | None = None
     texts: tuple[Prompt, ...] = ()  # prompts given as text; if any, no prompt file is read
     checkpoint: str | None = None
@@ -93,9 +96,11 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
         prompts = CurrentPrompts(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
         prompts = _overridden(_prompts(wanted, setup), wanted)
-    columns = _columns(setup, start, device, rows, prompts, wanted, progress)
+    weights = _weights(wanted, setup)
+    columns = _columns(setup, start, device, rows, prompts, wanted, weights, progress)
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
-    heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
+    named = [f"{weight:g}" for weight in weights] if len(weights) > 1 else wanted.which
+    heads = [f"{name}: " if len(columns) > 1 else "" for name in named]
     labels = [head + prompt.prompt for prompt in prompts.prompts for head in heads]
     write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
     others = () if not after else _other_base(setup, run.base, "the run") if start is None else _other_base(
@@ -105,8 +110,9 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
 @killable()
 def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
-             wanted: SampleRequest, progress: Progress) -> list[list[np.ndarray]]:
-    """Samples the model before and after training. A base is loaded once if it gets its adapters in place."""
+             wanted: SampleRequest, weights: Sequence[float], progress: Progress) -> list[list[np.ndarray]]:
+    """Samples the model before and after training, or with its adapters at these weights. A base is loaded once if it
+    gets its adapters in place."""
     model, config, offload = setup.model.drawing, setup.config, blocks_offloaded(setup, device)
     settings = replace(config.sample, **_typed(wanted))
     kept: Denoiser | None = None
@@ -117,10 +123,21 @@ def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows
             progress=progress)
         if which == "after":
             _put_trained(denoiser, setup, start)
-        columns.append(pictures(denoiser, rows, model, prompts.prompts, settings, vae=setup.model.path))
+        for weight in weights:
+            with at_weight(denoiser.model, weight):
+                columns.append(pictures(denoiser, rows, model, prompts.prompts, settings, vae=setup.model.path))
         kept = denoiser if config.method == "lora" and not offload and not config.compile else None
         del denoiser  # else there would be two while the next is loaded
     return columns
+
+
+def _weights(wanted: SampleRequest, setup: Setup) -> tuple[float, ...]:
+    """The weights of adapters to sample with. Raises `UsageError` for a run that has none."""
+    if wanted.weights and setup.config.method == "full":
+        raise UsageError("--weights is given, which is for the adapters of a LoRA, but the run trained all weights",
+                         hint="--compare shows before and after training")
+    slides = setup.config.slider.on and wanted.which == ("after",)
+    return wanted.weights or (SLIDER if slides else (1.0,))
 
 
 def _put_trained(denoiser: Denoiser, setup: Setup, start: Start | None) -> None:

@@ -94,7 +94,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload,
-                      prompts=_prompts(setup, device), slide=slide_of(setup, device))
+                      prompts=_prompts(setup, device), slide=_slide(setup, device))
 
 
 def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
@@ -103,7 +103,7 @@ def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
     return _rows(setup, "preserve.prompts", preserve.prompts, device) if preserve.prompted else None
 
 
-def slide_of(setup: Setup, device: torch.device) -> Slide | None:
+def _slide(setup: Setup, device: torch.device) -> Slide | None:
     """What a slider is trained by, if one is. Raises `CacheError`."""
     slider = setup.config.slider
     return Slide(text=_rows(setup, "slider", slider.prompts, device), strength=slider.strength) if slider.on else None
@@ -209,7 +209,7 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
 def _more(trainee: TrainState, config: Config, batch: Batch, given: Prediction) -> Iterator[Tensor]:
     """The losses, `[B]`, of passes beside the first of a batch; the backward pass of each is made before the next."""
     if trainee.slide is not None:
-        with lora.negated(trainee.denoiser.model):
+        with lora.at_weight(trainee.denoiser.model, -1):
             yield 0.5 * sample_losses(opposite(trainee.denoiser, batch, given), config.loss)
     if trainee.prompts is not None:
         yield config.preserve.prompted * prompted_losses(trainee.denoiser, batch, given, config.loss, trainee.prompts)

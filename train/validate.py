@@ -15,12 +15,12 @@ from prep.loader.device import to_host
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
-from train.models.lora import negated
+from train.models.lora import at_weight
 from train.objectives.forward import forward, opposite, sample_losses
+from train.objectives.slider import Slide
 from train.parallel.ranks import Ranks
 from train.parallel.shards import Whole
 from train.setup import Setup
-from train.state import slide_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +44,10 @@ class Validated:
     sources: Mapping[str, SourceLoss]  # by name; empty if there is only one
 
 
-def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup) -> Validated | None:
-    """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
+def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, slide: Slide | None = None
+             ) -> Validated | None:
+    """The denoiser's current validation loss, or that of a slider; `None` without validation samples. Does not change
+    the denoiser.
 
     Each sample is predicted from its first view and first text. Masks weight the cells, and Huber's loss bounds errors,
     as in training; sample weights and weights by noise level are not applied, so that runs with other ones compare.
@@ -61,7 +63,7 @@ def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup) -> Vali
     if model.sharded and len(own) < len(requests[:: ranks.world]):
         own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
     with model.passes():
-        own_losses = _losses(denoiser, model, rows, setup, own)
+        own_losses = _losses(denoiser, model, rows, setup, own, slide)
     each = ranks.gather(own_losses)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     for number, request in enumerate(requests):
@@ -77,11 +79,10 @@ def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup) -> Vali
                      samples=len(means), sources=_by_source(means, rows, setup))
 
 
-def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest]
-            ) -> list[list[float]]:
+def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest],
+            slide: Slide | None) -> list[list[float]]:
     """The losses of the samples of each forward pass."""
     latents, losses = latents_of(setup.manifest).to(denoiser.device), []
-    slide = slide_of(setup, denoiser.device)
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",
                   sharing=model.ranks.local_world) as feed):
@@ -90,7 +91,7 @@ def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests
             predicted = forward(denoiser, here, latents, setup.config.loss, slide=slide)
             losses_B = sample_losses(predicted, setup.config.loss)
             if slide is not None:
-                with negated(denoiser.model):
+                with at_weight(denoiser.model, -1):
                     losses_B = (losses_B + sample_losses(opposite(denoiser, here, predicted), setup.config.loss)) / 2
             losses.append(to_host(losses_B).tolist())
     return losses

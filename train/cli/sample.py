@@ -11,12 +11,15 @@ import typer
 from prep.cli.console import put, say
 from prep.cli.signature import option_of
 from prep.errors import UsageError
+from prep.formatting import printable
 from prep.fs.place import OUTPUT, maybe_place, place_of, require_local
 from prep.models.device.named import require_device
 from prep.progress import phase
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
 from train.cli import options as opt
+
+MOST = 10  # of a weight
 
 if TYPE_CHECKING:
     from train.sample import Encode
@@ -35,6 +38,8 @@ def sample(
     checkpoint: Annotated[str | None, typer.Option(help="name, like step-000500 (default: the newest)")] = None,
     base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
+    weights: Annotated[str | None, typer.Option(metavar="LIST", help="weights of the LoRA, each in a column: -1,0,1 "
+                                                "(default: 1, and these of a slider)")] = None,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     cache: opt.MovedCache = None,
     model: opt.ModelOfRun = None,
@@ -79,7 +84,7 @@ def sample(
     wanted = SampleRequest(run=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
                            texts=texts, checkpoint=checkpoint, manifest=maybe_place(manifest), cache=maybe_place(cache),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
-                           download=download,
+                           download=download, weights=_numbers(weights, base or compare),
                            which=("before", "after") if compare else ("before",) if base else ("after",))
     progress = progress_unless(quiet)
     with phase(progress, "sampling"):
@@ -87,6 +92,22 @@ def sample(
     for warning in shown.warnings:
         say(f"warning: {warning}")
     put(str(output))
+
+
+def _numbers(text: str | None, otherwise: bool) -> tuple[float, ...]:
+    """The weights that were typed; none if what to show is said `otherwise`. Raises `UsageError`."""
+    if text is None:
+        return ()
+    if otherwise:
+        raise UsageError("--weights is given with --base or --compare, expected one of them",
+                         hint="--weights 0,1 shows a LoRA before and after training")
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(abs(value) <= MOST for value in values):
+        raise UsageError(f"--weights is '{printable(text)}', expected numbers from -{MOST} to {MOST}, like -1,0,1")
+    return values
 
 
 def unused_picture(stem: str) -> Path:

@@ -83,19 +83,18 @@ def without_adapters(denoiser: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def negated(denoiser: nn.Module) -> Iterator[None]:
-    """The denoiser with its adapters at weight -1 inside the `with` block, also for a backward pass that recomputes."""
-    layers = [module for module in denoiser.modules() if isinstance(module, BaseTunerLayer)]
+def at_weight(denoiser: nn.Module, weight: float) -> Iterator[None]:
+    """The denoiser with its adapters at this weight inside the `with` block, also for a backward pass that recomputes;
+    at -1 they are subtracted."""
+    layers: list[Any] = [module for module in denoiser.modules() if isinstance(module, BaseTunerLayer)]
+    usual = [dict(layer.scaling) for layer in layers]
     try:
-        _negate(layers)
+        for layer, factors in zip(layers, usual, strict=True):
+            layer.scaling.update({name: weight * factor for name, factor in factors.items()})
         yield
     finally:
-        _negate(layers)
-
-
-def _negate(layers: Iterable[Any]) -> None:
-    for layer in layers:
-        layer.scaling.update({name: -factor for name, factor in layer.scaling.items()})
+        for layer, factors in zip(layers, usual, strict=True):
+            layer.scaling.update(factors)
 
 
 def reads_base(lora: Lora) -> bool:

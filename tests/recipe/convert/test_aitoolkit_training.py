@@ -188,6 +188,22 @@ def test_what_the_base_predicts(convert_job):
     assert len(list(parse_prompts(found.prompts))) == 1
 
 
+def test_a_concept_slider(convert_job):
+    """Its process has another type; each prompt gets a row, but those that a picture is drawn of have one."""
+    found, config = convert_job(type="concept_slider", sample={"samples": [{"prompt": "an old man"}]}, slider={
+        "positive_prompt": "an  old man", "negative_prompt": "a young man", "target_class": "a man",
+        "anchor_class": "a woman", "anchor_strength": 0.5, "guidance_strength": 4})
+    slider = config.slider
+    assert (slider.positive, slider.negative, slider.neutral, slider.strength) == (
+        "an old man", "a young man", "a man", 4.0)
+    assert (config.preserve.prompted, config.preserve.prompts) == (0.25, ("a woman",))
+    assert [one.text for one in parse_prompts(found.prompts)] == ["an old man", "a woman", "a young man", "a man"]
+    _, config = convert_job(type="concept_slider", slider={"positive_prompt": "an old man"})
+    assert (config.slider.negative, config.slider.neutral, config.slider.strength) == ("", "", 3.0)
+    assert not config.preserve.prompted
+    assert not convert_job(slider={"positive_prompt": "an old man"})[1].slider.on  # of another process: not read
+
+
 def test_prompts(convert_job, tmp_path):
     (tmp_path / "ref.png").write_bytes(b"")
     found, config = convert_job(sample={"seed": -1, "neg": "blurry", "samples": [

@@ -666,7 +666,8 @@ def test_sample_shows_before_and_after_side_by_side(train, make, monkeypatch, se
     assert pixels.shape == (2 * (192 + 14), 2 * 192, 3)  # 64 pixels shown three times as large
     before, after = pixels[14:206, :192], pixels[14:206, 192:]
     assert not np.array_equal(before, after)
-    for option, wanted in (("--base", before), ("--checkpoint=step-000006", after)):
+    for option, wanted in (("--base", before), ("--checkpoint=step-000006", after),
+                           *(() if "method=full" in settings else [("--weights=0", before), ("--weights=1", after)])):
         assert train("sample", made.root / "run", option, "-o", grid, "--device", "cpu").code == 0
         assert np.array_equal(np.asarray(Image.open(grid))[14:206, :192], wanted)
     last = np.asarray(Image.open(made.root / "run" / "samples" / "step-000006.png"))
@@ -779,6 +780,36 @@ def test_what_lies_in_a_run_is_not_taken_for_one(train, make):
         assert result.code == 5 and result.err == (
             f"error: {made.root / 'nowhere'} does not exist, expected the directory of a run\n"
             "hint: name the directory that train run wrote (-o)\n")
+
+
+@pytest.mark.parametrize(("weights", "shown"), [((), 3), (("--weights", "-1,0.5"), 2)], ids=["usual", "named"])
+def test_sample_shows_a_slider_at_weights_side_by_side(train, make, weights, shown):
+    made = make()
+    settings = ("slider.positive=a red circle", "slider.strength=20")
+    assert run(train, made, "--lr", "0.05", *(word for each in settings for word in ("--set", each)), steps=2).code == 0
+    result = train("sample", made.root / "run", *weights, "-o", made.root / "g.png", "--device", "cpu", "--quiet")
+    assert result.code == 0, result.err
+    pixels = np.asarray(Image.open(made.root / "g.png"))
+    assert pixels.shape == (2 * (192 + 14), shown * 192, 3)
+    columns = [pixels[14:206, start : start + 192] for start in range(0, shown * 192, 192)]
+    assert len({column.tobytes() for column in columns}) == shown
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--weights", "1,x"), "--weights is '1,x', expected numbers from -10 to 10, like -1,0,1"),
+    (("--weights", "nan"), "--weights is 'nan', expected numbers from -10 to 10, like -1,0,1"),
+    (("--weights", "0,1", "--base"), "--weights is given with --base or --compare, expected one of them")])
+def test_weights_that_no_grid_has(train, tmp_path, words, said):
+    result = train("sample", tmp_path / "run", *words)
+    assert result.code == 2 and result.err.startswith(f"error: {said}\n")
+
+
+def test_a_full_run_has_no_adapters_to_weight(train, make):
+    made = make()
+    assert run(train, made, "--method", "full", steps=1).code == 0
+    result = train("sample", made.root / "run", "--weights", "0,1", "-o", made.root / "g.png", "--device", "cpu")
+    assert result.code == 2 and result.err.startswith(
+        "error: --weights is given, which is for the adapters of a LoRA, but the run trained all weights\n")
 
 
 @pytest.mark.parametrize(("options", "said"), [

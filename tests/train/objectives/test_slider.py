@@ -15,7 +15,7 @@ from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from train.check import check
 from train.config.load import parse
-from train.models.lora import negated
+from train.models.lora import at_weight
 from train.setup import RunRequest
 from train.state import create_state, forward_backward
 from train.validate import validate
@@ -76,7 +76,7 @@ def test_negated_adapters_are_subtracted(make, setup_of, kind):
     given = torch.randn(3, layer.base_layer.in_features)
     with torch.no_grad():
         base, up = layer.base_layer(given), layer(given)
-        with pytest.raises(ZeroDivisionError), negated(trainee.denoiser.model):
+        with pytest.raises(ZeroDivisionError), at_weight(trainee.denoiser.model, -1):
             down = layer(given)
             1 / 0  # noqa: B018
         assert torch.allclose(up - base, base - down, atol=1e-5) and not torch.allclose(up, base, atol=1e-3)
@@ -114,7 +114,7 @@ def test_validation_sees_both_directions(make, setup_of, tiny_model):
     made = make()
     setup = setup_of(made, validation={"timesteps": 2}, loss={"masked": False}, slider={**SLIDER, "strength": 2.0})
     trainee = create_state(setup, CPU)
-    found = validate(trainee.denoiser, trainee.model, Rows(setup.index), setup)
+    found = validate(trainee.denoiser, trainee.model, Rows(setup.index), setup, trainee.slide)
     requests = draws.validation(setup.index, 1, count=2, timesteps=1000, most=setup.config.validation.most)
     base, errors = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False), []
     scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler")

@@ -22,9 +22,11 @@ from prep.recipe.convert.aitoolkit.samples import prompts_of, put_sampling
 from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.training import Training, number_of
+from prep.recipe.prompts import parse_prompts
 
-TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer")  # types of a process that trains on datasets
-_SECTIONS = ("network", "train", "model", "sample", "save", "logging")
+SLIDER = "concept_slider"
+TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer", SLIDER)  # types of a process that trains on datasets
+_SECTIONS = ("network", "train", "model", "sample", "save", "logging", "slider")
 _READ = ("type", "datasets", "trigger_word", "training_seed", "name", *_SECTIONS)
 _RUN = "an option of train run: -o RUN"
 _SPEED = "affects only speed and memory: nothing to set"
@@ -50,7 +52,7 @@ _LEFT: Mapping[str, str] = {
     "sample.sample_start_step": "pictures are drawn from the first interval on",
     "sample.sampler": "the model family's usual sampler draws; sample.sampler names another",
     "adapter": "only adapters of weights are trained: no counterpart",
-    "embedding": "words are not trained: no counterpart", "slider": "sliders are not trained: no counterpart",
+    "embedding": "words are not trained: no counterpart",
 }
 _IDLE: Mapping[str, str] = {  # settings that do nothing unless another one is on
     "train.diff_output_preservation_multiplier": "diff_output_preservation",
@@ -104,6 +106,8 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     network = job["network"] if isinstance(process.get("network"), dict) else None
     put_method(network, model, training)
     _preserve(train, tables, training)
+    if process.get("type") == SLIDER:
+        _slide(job["slider"], training)
     divide = steps_there(train, training)
     put_optimizer(train, training)
     put_schedule(train, training)
@@ -115,8 +119,7 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
         training.put("result.title", name, "config.name")
     training.settle()
     prompts = prompts_of(job["sample"], trigger, training)
-    for text in training.settings.get("preserve.prompts", ()):  # each needs a row
-        prompts += prompt_text([Sampled(prompt=text)])
+    prompts += "".join(prompt_text([Sampled(prompt=text)]) for text in _rows_needed(training, prompts))
     _others(job, training)
     fit = dataset.reference_fit(draft, tables)
     converted = draft.finish()
@@ -143,6 +146,27 @@ def _preserve(train: ToolConfig, tables: list[Any], training: Training) -> None:
         training.put("preserve.prior", True, "datasets.prior_reg")
     if len(set(compared)) > 1:
         training.note("datasets.prior_reg", None, 'for all datasets of role "prior" or for none; all is written')
+
+
+def _slide(slider: ToolConfig, training: Training) -> None:
+    """Converts the prompts of a concept slider, and the class that it leaves as it is."""
+    for name, other, usual in (("positive", "positive_prompt", ""), ("negative", "negative_prompt", ""),
+                               ("neutral", "target_class", ""), ("strength", "guidance_strength", 3.0)):
+        value = slider.any(other)
+        value = number_of(value) if name == "strength" else " ".join(value.split()) if isinstance(value, str) else None
+        training.put(f"slider.{name}", usual if value is None else value, f"slider.{other}")
+    anchor, weight = slider.any("anchor_class"), number_of(slider.any("anchor_strength"))
+    if isinstance(anchor, str):  # of the loss, its terms are a third and those of the prompts two thirds
+        training.put_nearest("preserve.prompted", (1.0 if weight is None else weight) / 2, "slider.anchor_strength")
+        training.put("preserve.prompts", [" ".join(anchor.split())], "slider.anchor_class")
+
+
+def _rows_needed(training: Training, prompts: str) -> list[str]:
+    """The prompts that are preserved, or that make a slider, and that the file of prompts lacks: each needs a row."""
+    there = {prompt.text for prompt in parse_prompts(prompts)}
+    texts = [*training.settings.get("preserve.prompts", ()),
+             *(training.settings.get(f"slider.{name}", "") for name in ("positive", "negative", "neutral"))]
+    return [text for text in dict.fromkeys(texts) if text and text not in there]
 
 
 def _named(value: Any, name: Any) -> Any:
