@@ -197,8 +197,8 @@ class Slider:
     positive: str = setting("", check=line_check, values='a prompt of the manifest, "": none',
                             example="photo of a very old person", help="what pictures become more of at weight 1")
     negative: str = setting("", check=line_check, values='a prompt of the manifest, "": none',
-                            example="photo of a very young person", help="what they become more of at weight -1; no slider "
-                            "is trained while it is the same as positive")
+                            example="photo of a very young person", help="what they become more of at weight -1; no "
+                            "slider is trained while it is the same as positive")
     neutral: str = setting(CAPTIONS, check=line_check, values=f'a prompt of the manifest, "": none, or {CAPTIONS}',
                            help=f"the prompt whose pictures move; {CAPTIONS}: the caption of each sample")
     strength: float = setting(3.0, low=0, high=1e3,
