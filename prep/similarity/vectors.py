@@ -63,7 +63,8 @@ class Vectors:
         return dots / (self.lengths[first, None] * self.lengths[None, second])
 
     def mean(self) -> float:
-        """The mean cosine of two different pictures, 0 without two: the square of the rows' sum has all pairs."""
+        """The mean cosine of two different pictures, 0 without two: the square of the rows' sum has all pairs. As
+        exact as the rows' lengths are 1."""
         total, count = np.zeros(self.rows.shape[1]), len(self)
         for pictures in blocks_of(np.arange(count)):
             total += self.of(pictures).sum(axis=0, dtype=np.float64)
