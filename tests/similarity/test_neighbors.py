@@ -45,7 +45,7 @@ def small_blocks(size, dense=16):
 
 
 def plain(rows, pictures, others, count):
-    return [sorted(((-cosine(rows[one], rows[two]), two) for two in others if two != one))[:count] for one in pictures]
+    return [sorted((-cosine(rows[one], rows[two]), two) for two in others if two != one)[:count] for one in pictures]
 
 
 def as_pairs(found):
@@ -132,7 +132,8 @@ def test_memory_stays_bounded_and_a_search_can_be_interrupted():
     finally:
         tracemalloc.stop()
     assert peak < 80 << 20
-    assert found.others[:2].tolist() == [[1, 2, 3, 4], [0, 2, 3, 4]] and found.cosines[1499, 3] == pytest.approx(1, abs=1e-12)
+    assert found.others[:2].tolist() == [[1, 2, 3, 4], [0, 2, 3, 4]]
+    assert found.cosines[1499, 3] == pytest.approx(1, abs=1e-12)
 
     def stop(_):
         raise KeyboardInterrupt
