@@ -1,4 +1,4 @@
-"""The page of what embeddings say of a set: a map of its clusters, the clusters with their pictures, findings, sources."""
+"""Lays out the page of what embeddings say of a set: a map of clusters, their pictures, findings, sources."""
 
 from __future__ import annotations
 
@@ -67,23 +67,17 @@ class SimilarityPage:
 
 def similarity_page(survey: Survey, *, shot: Callable[[str], Shot], link: Callable[[str], str] = lambda _: "",
                     all_of: Callable[[int], str] = lambda _: "", what: str = "", elsewhere: str = "") -> SimilarityPage:
-    """The page of a survey. The caller gives, by a picture's name, its thumbnail and the address of its own page, and by
-    a cluster's number, from 0, the address of all its pictures; `elsewhere` says where findings beyond `ROWS` are."""
+    """The page of a survey.
+
+    The caller gives, by a picture's name, its thumbnail and the address of its own page, and by a cluster's number,
+    from 0, the address of all its pictures. `elsewhere` says where findings beyond `ROWS` are.
+    """
     drawn = survey.clusters[:DRAWN]
-    more = len(survey.clusters) - len(drawn)
     return SimilarityPage(
         head=_head(survey, what), map=cluster_map(drawn),
         clusters=tuple(_entry(number, cluster, survey, shot, link, all_of) for number, cluster in enumerate(drawn)),
-        findings=findings_table([each.as_json() for each in survey.findings], ROWS, elsewhere), sources=_sources(survey),
-        sections={
-            "map": Section(id="map", title="Map", count=len(drawn), note="Each circle is a cluster of pictures that "
-                           "resemble one another. Its area grows with their number, and near circles tend to be similar."
-                           + (f" {plural(more, 'smaller cluster')} not shown." if more else "")),
-            "clusters": Section(id="clusters", title="Clusters", count=len(drawn), note="Each is named by the picture "
-                                "that is most like all others of it. Shares are of what an epoch shows, with repeats."),
-            "findings": Section(id="findings", title="Findings", count=len(survey.findings), note="For your information: "
-                                "no picture is left out because of one."),
-            "sources": Section(id="sources", title="Sources", count=len(survey.sources))})
+        findings=findings_table([each.as_json() for each in survey.findings], ROWS, elsewhere),
+        sources=_sources(survey), sections=_sections(survey, len(drawn)))
 
 
 def cluster_map(clusters: Sequence[Cluster]) -> ClusterMap:
@@ -92,8 +86,8 @@ def cluster_map(clusters: Sequence[Cluster]) -> ClusterMap:
     places = _apart([_spot(cluster, clusters) for cluster in clusters], radii)
     circles = tuple(
         Circle(number=number, x=round(x, 1), y=round(y, 1), radius=round(radius, 1),
-               says=f"cluster {number}, {cluster.medoid}: {plural(cluster.pictures, 'picture')}, {cluster.share:.0%} of "
-                    "an epoch")
+               says=f"cluster {number}, {cluster.medoid}: {plural(cluster.pictures, 'picture')}, "
+                    f"{cluster.share:.0%} of an epoch")
         for number, (cluster, (x, y), radius) in enumerate(zip(clusters, places, radii, strict=True), 1))
     return ClusterMap(says=f"{plural(len(circles), 'cluster')} as circles, the largest of "
                            f"{plural(max((cluster.pictures for cluster in clusters), default=0), 'picture')}. The list "
@@ -149,6 +143,19 @@ def _entry(number: int, cluster: Cluster, survey: Survey, shot: Callable[[str], 
         number=number + 1, name=cluster.medoid, link=all_of(number),
         facts=(plural(cluster.pictures, "picture"), f"{cluster.share:.0%} of an epoch", *sources),
         shots=tuple((shot(name), link(name)) for name in (cluster.medoid, *cluster.examples)))
+
+
+def _sections(survey: Survey, drawn: int) -> dict[str, Section]:
+    more = len(survey.clusters) - drawn
+    left_out = f" {plural(more, 'smaller cluster')} not shown." if more else ""
+    notes = {"map": "Each circle is a cluster of pictures that resemble one another. Its area grows with their number, "
+                    f"and near circles tend to be similar.{left_out}",
+             "clusters": "Each is named by the picture that is most like all others of it. Shares are of what an epoch "
+                         "shows, with repeats.",
+             "findings": "For your information: no picture is left out because of one.", "sources": ""}
+    counts = {"map": drawn, "clusters": drawn, "findings": len(survey.findings), "sources": len(survey.sources)}
+    return {name: Section(id=name, title=name.capitalize(), count=counts[name], note=note)
+            for name, note in notes.items()}
 
 
 def _head(survey: Survey, what: str) -> Head:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import dist
 from pathlib import Path
@@ -79,10 +80,8 @@ def test_the_page_has_all_that_was_found():
 
 
 def test_a_page_of_very_many_is_bounded_and_says_what_it_leaves_out():
-    cluster = Cluster(medoid="x.jpg", pictures=3, share=0.01, sources=(("x", 3),), examples=("y.jpg",), place=(0.0, 0.0))
-    found = surveyed(PLAIN)
-    many = type(found)(**{name: getattr(found, name) for name in found.__slots__} | {
-        "clusters": (cluster,) * 300, "findings": (finding("x.jpg", "outlier", "far"),) * 5000})
+    cluster = Cluster(medoid="x.jpg", pictures=3, share=0.01, sources=(("x", 3),), examples=("y.jpg",), place=(0.0, 0))
+    many = replace(surveyed(PLAIN), clusters=(cluster,) * 300, findings=(finding("x.jpg", "outlier", "far"),) * 5000)
     page = html_of(many, PLAIN)
     assert page.count('<li id="cluster-') == page.count("<circle class=\"picture\"") == DRAWN
     assert "236 smaller clusters not shown." in page and page.count("<code>outlier</code>") == ROWS
@@ -98,7 +97,8 @@ def test_circles_stay_on_the_map_and_apart(drawn):
     assert [circle.number for circle in circles] == list(range(1, len(drawn) + 1))
     for circle in circles:
         assert circle.radius >= LEAST
-        assert circle.radius <= circle.x <= WIDTH - circle.radius and circle.radius <= circle.y <= HEIGHT - circle.radius
+        assert circle.radius <= circle.x <= WIDTH - circle.radius
+        assert circle.radius <= circle.y <= HEIGHT - circle.radius
     for first, second in combinations(circles, 2):  # numbers never touch, and there is room to click
         assert dist((first.x, first.y), (second.x, second.y)) > 0.75 * (first.radius + second.radius)
 
