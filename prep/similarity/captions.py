@@ -11,14 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from prep.digest import digest_bytes
-from prep.similarity.neighbors import Tick
 from prep.similarity.vectors import Doubles, Vectors, blocks_of
 
 OTHERS = 1024  # random pictures that a caption is compared with
 FEWEST = 20  # of them that have another caption; with fewer, an order says nothing
 
 
-def nearer_parts(pictures: Vectors, texts: Vectors, tick: Tick = lambda _: None) -> Doubles:
+def nearer_parts(pictures: Vectors, texts: Vectors) -> Doubles:
     """[N]: the part of random other pictures that are as near to a caption as its own picture, or nearer; NaN for one
     that cannot be compared.
 
@@ -38,7 +37,6 @@ def nearer_parts(pictures: Vectors, texts: Vectors, tick: Tick = lambda _: None)
         nearer = (captions @ columns / lengths - means[sample] >= mine[:, None]) & others
         counts = others.sum(axis=1)
         found[part] = np.where(counts >= FEWEST, nearer.sum(axis=1) / np.maximum(counts, 1), np.nan)
-        tick(len(part))
     return found
 
 

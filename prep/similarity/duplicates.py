@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prep.similarity.neighbors import Tick, nearest
+from prep.similarity.neighbors import nearest
 from prep.similarity.vectors import Integers, Vectors, blocks_of
 
 ALWAYS = 0.99  # a cosine from which two pictures are near-duplicates in any set, also in one of them alone
@@ -37,7 +37,7 @@ def threshold(mean: float, near: float) -> float:
     return min(mean + near * (1 - mean), ALWAYS)
 
 
-def resemblances(vectors: Vectors, pictures: Integers, least: float, tick: Tick = lambda _: None) -> list[Resemblance]:
+def resemblances(vectors: Vectors, pictures: Integers, least: float) -> list[Resemblance]:
     """The pictures to drop, each with the nearest one that is kept. `pictures` are numbers in ascending order, the best
     first: each is kept unless its cosine with one that is kept before it is `least`."""
     kept = np.zeros(0, np.int64)
@@ -55,14 +55,12 @@ def resemblances(vectors: Vectors, pictures: Integers, least: float, tick: Tick 
             else:
                 new.append(place)
         kept = np.concatenate([kept, block[new]])
-        tick(len(block))
     return found
 
 
-def leaks(vectors: Vectors, held_out: Integers, training: Integers, least: float,
-          tick: Tick = lambda _: None) -> list[Resemblance]:
+def leaks(vectors: Vectors, held_out: Integers, training: Integers, least: float) -> list[Resemblance]:
     """The held-out pictures whose cosine with one that trains is `least` or more, each with the nearest of these."""
-    found = nearest(vectors, held_out, training, 1, tick)
+    found = nearest(vectors, held_out, training, 1)
     return [Resemblance(picture=int(held_out[place]), other=int(found.others[place, 0]),
                         cosine=float(found.cosines[place, 0]))
             for place in np.flatnonzero(found.cosines[:, 0] >= least).tolist()]

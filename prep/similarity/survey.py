@@ -60,32 +60,25 @@ def survey(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions
     """Surveys `pictures` with their embeddings `rows`, [N, D] float16 of length 1.
 
     `copies`: names of pictures that a scan already calls copies of others, which are not named again. `texts`, [N, D]:
-    embeddings of the captions in the same space, if the model has such. `tick` is called with numbers that add up to
-    `work(len(pictures), texts is not None)`. Takes memory for the rows as they are given and at most 256 MiB more.
+    embeddings of the captions in the same space, if the model has such. `tick` is called with numbers of pictures that
+    are compared with all others, nearly all of the work. Takes at most 256 MiB beside the rows.
     """
     order = sorted(range(len(pictures)), key=lambda number: rank(pictures[number].name, pictures[number].size))
-    ranked = [pictures[number] for number in order]
-    vectors = vectors_of(rows, order)
-    found = clusters(vectors, usual_count(len(ranked)) if options.clusters is None else options.clusters, tick)
+    ranked, vectors = [pictures[number] for number in order], vectors_of(rows, order)
+    found = clusters(vectors, usual_count(len(ranked)) if options.clusters is None else options.clusters)
     near = _neighbors(vectors, options.neighbors, found, tick)
     mean = vectors.mean()
     least = threshold(mean, options.near)
     alike, leaked = _resemblances(vectors, ranked, near, found, least)
     far, median = outliers(closeness(near), deviations=options.deviations, gap=options.gap)
     records, spreads = cluster_records(ranked, found, EXAMPLES), source_spreads(ranked, found)
-    findings = [*_limit_findings(len(ranked), len(found)),
-                *_resemblance_findings(ranked, alike, leaked, copies), *_outlier_findings(ranked, near, far, median,
-                                                                                          options.neighbors),
-                *share_findings(records, spreads, options.dominance),
-                *(() if texts is None else _caption_findings(ranked, vectors, vectors_of(texts, order), options, tick))]
+    findings = [*_limit_findings(len(ranked), len(found)), *_resemblance_findings(ranked, alike, leaked, copies),
+                *_outlier_findings(ranked, near, far, median), *share_findings(records, spreads, options.dominance)]
+    if texts is not None:
+        findings += _caption_findings(ranked, nearer_parts(vectors, vectors_of(texts, order)).tolist(), options.misfit)
     return Survey(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records, sources=spreads,
                   look_alikes=_look_alikes(ranked, alike),
                   findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
-
-
-def work(pictures: int, texts: bool) -> int:
-    """The sum of what a survey ticks: each picture is placed, compared with others and, with texts, with captions."""
-    return pictures * (3 if texts else 2)
 
 
 def _neighbors(vectors: Vectors, count: int, found: Clusters, tick: Tick) -> Neighbors:
@@ -145,21 +138,19 @@ def _resemblance_findings(pictures: Sequence[Picture], alike: Sequence[Resemblan
                       f"{likeness:.3f})", other=other, likeness=likeness)
 
 
-def _outlier_findings(pictures: Sequence[Picture], near: Neighbors, far: Integers, median: float,
-                      count: int) -> Iterator[Finding]:
+def _outlier_findings(pictures: Sequence[Picture], near: Neighbors, far: Integers, median: float) -> Iterator[Finding]:
     """None in a set of so few pictures that half of them are neighbors of any."""
+    means, count = closeness(near), near.others.shape[1]
     for number in far.tolist() if len(pictures) > 2 * count else ():
-        value, other = closeness(Neighbors(cosines=near.cosines[[number]], others=near.others[[number]]))[0], ""
-        if near.others[number, 0] >= 0:
-            other = f"; the nearest is {pictures[int(near.others[number, 0])].name}"
-        yield finding(pictures[number].name, "outlier", f"mean cosine {value:.2f} with its {count} nearest pictures, "
-                      f"the median of all is {median:.2f}{other}")
+        nearest = int(near.others[number, 0])  # -1: none, in a cluster of its own
+        yield finding(pictures[number].name, "outlier", f"mean cosine {means[number]:.2f} with its {count} nearest "
+                      f"pictures, the median of all is {median:.2f}"
+                      + (f"; the nearest is {pictures[nearest].name}" if nearest >= 0 else ""))
 
 
-def _caption_findings(pictures: Sequence[Picture], vectors: Vectors, texts: Vectors, options: SimilarityOptions,
-                      tick: Tick) -> Iterator[Finding]:
-    for picture, part in zip(pictures, nearer_parts(vectors, texts, tick).tolist(), strict=True):
-        if part >= options.misfit:
+def _caption_findings(pictures: Sequence[Picture], parts: Sequence[float], misfit: float) -> Iterator[Finding]:
+    for picture, part in zip(pictures, parts, strict=True):
+        if part >= misfit:
             yield finding(picture.name, "caption-misfit", f"{part:.0%} of random pictures are nearer to the caption")
 
 
