@@ -71,7 +71,8 @@ def test_the_page_has_all_that_was_found():
     page = html_of(found, PLAIN)
     assert page.count('<circle class="picture"') == page.count('href="#cluster-') == TEXTS
     assert all(f'id="cluster-{number}"' in page and f'href="#cluster-{number}"' in page for number in range(1, 8))
-    assert page.count('<desc id="map-says">') == page.count('aria-labelledby="map-name" aria-describedby="map-says"') == 1
+    assert 'role="group" aria-labelledby="map-name" aria-describedby="map-says">' in page
+    assert page.count('<title id="map-name">') == page.count('<desc id="map-says">') == 1
     assert "plain text 01" in page and "<code>semantic-duplicate</code>" in page and "uniform-source" in page
     assert 'cluster 1, ' in page and ": 9 pictures, 14% of an epoch" in page and "<dt>" in page
     empty = survey([], np.zeros((0, 4), np.float16), SimilarityOptions())
