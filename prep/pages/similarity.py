@@ -8,8 +8,8 @@ from math import cos, hypot, pi, sin, sqrt
 
 from prep.pages.overlay import Shot
 from prep.pages.parts import Column, Head, Section, Stat, Table, findings_table, plural
+from prep.similarity.analysis import Analysis
 from prep.similarity.shares import Cluster
-from prep.similarity.survey import Survey
 
 WIDTH, HEIGHT = 560, 440  # user units of the map
 MARGIN = 6  # around all circles
@@ -65,19 +65,19 @@ class SimilarityPage:
     sections: dict[str, Section]
 
 
-def similarity_page(survey: Survey, *, shot: Callable[[str], Shot], link: Callable[[str], str] = lambda _: "",
+def similarity_page(found: Analysis, *, shot: Callable[[str], Shot], link: Callable[[str], str] = lambda _: "",
                     all_of: Callable[[int], str] = lambda _: "", what: str = "", elsewhere: str = "") -> SimilarityPage:
-    """The page of a survey.
+    """The page of an analysis.
 
     The caller gives, by a picture's name, its thumbnail and the address of its own page, and by a cluster's number,
     from 0, the address of all its pictures. `elsewhere` says where findings beyond `ROWS` are.
     """
-    drawn = survey.clusters[:DRAWN]
+    drawn = found.clusters[:DRAWN]
     return SimilarityPage(
-        head=_head(survey, what), map=cluster_map(drawn),
-        clusters=tuple(_entry(number, cluster, survey, shot, link, all_of) for number, cluster in enumerate(drawn)),
-        findings=findings_table([each.as_json() for each in survey.findings], ROWS, elsewhere),
-        sources=_sources(survey), sections=_sections(survey, len(drawn)))
+        head=_head(found, what), map=cluster_map(drawn),
+        clusters=tuple(_entry(number, cluster, found, shot, link, all_of) for number, cluster in enumerate(drawn)),
+        findings=findings_table([each.as_json() for each in found.findings], ROWS, elsewhere),
+        sources=_sources(found), sections=_sections(found, len(drawn)))
 
 
 def cluster_map(clusters: Sequence[Cluster]) -> ClusterMap:
@@ -136,48 +136,48 @@ def _apart(places: Sequence[tuple[float, float]], radii: Sequence[float]) -> lis
     return [(spot[0], spot[1]) for spot in spots]
 
 
-def _entry(number: int, cluster: Cluster, survey: Survey, shot: Callable[[str], Shot], link: Callable[[str], str],
+def _entry(number: int, cluster: Cluster, found: Analysis, shot: Callable[[str], Shot], link: Callable[[str], str],
            all_of: Callable[[int], str]) -> ClusterEntry:
-    sources = [f"{count:,} of {source}" for source, count in cluster.sources[:3] if len(survey.sources) > 1]
+    sources = [f"{count:,} of {source}" for source, count in cluster.sources[:3] if len(found.sources) > 1]
     return ClusterEntry(
         number=number + 1, name=cluster.medoid, link=all_of(number),
         facts=(plural(cluster.pictures, "picture"), f"{cluster.share:.0%} of an epoch", *sources),
         shots=tuple((shot(name), link(name)) for name in (cluster.medoid, *cluster.examples)))
 
 
-def _sections(survey: Survey, drawn: int) -> dict[str, Section]:
-    more = len(survey.clusters) - drawn
+def _sections(found: Analysis, drawn: int) -> dict[str, Section]:
+    more = len(found.clusters) - drawn
     left_out = f" {plural(more, 'smaller cluster')} not shown." if more else ""
     notes = {"map": "Each circle is a cluster of pictures that resemble one another. Its area grows with their number, "
                     f"and near circles tend to be similar.{left_out}",
              "clusters": "Each is named by the picture that is most like all others of it. Shares are of what an epoch "
                          "shows, with repeats.",
              "findings": "For your information: no picture is left out because of one.", "sources": ""}
-    counts = {"map": drawn, "clusters": drawn, "findings": len(survey.findings), "sources": len(survey.sources)}
+    counts = {"map": drawn, "clusters": drawn, "findings": len(found.findings), "sources": len(found.sources)}
     return {name: Section(id=name, title=name.capitalize(), count=counts[name], note=note)
             for name, note in notes.items()}
 
 
-def _head(survey: Survey, what: str) -> Head:
-    counts = [sum(each.code == code for each in survey.findings)
+def _head(found: Analysis, what: str) -> Head:
+    counts = [sum(each.code == code for each in found.findings)
               for code in ("semantic-duplicate", "validation-leak", "outlier", "caption-misfit")]
     labels = ("near-duplicates", "held-out look-alikes", "outliers", "captions that do not fit")
-    found = plural(len(survey.findings), "finding")
     return Head(
-        kind="What is in the set", what=what, usable=f"{found}, for your information" if survey.findings else
-        "Nothing stands out", part=None, tone="info" if survey.findings else "good",
-        todo="Look at the findings; what is intended can stay." if survey.findings else "",
-        stats=(Stat(value=f"{survey.pictures:,}", label="pictures"),
-               Stat(value=f"{len(survey.clusters):,}", label="clusters"),
+        kind="What is in the set", what=what, part=None,
+        usable=f"{plural(len(found.findings), 'finding')}, for your information" if found.findings else
+        "Nothing stands out", tone="info" if found.findings else "good",
+        todo="Look at the findings; what is intended can stay." if found.findings else "",
+        stats=(Stat(value=f"{found.pictures:,}", label="pictures"),
+               Stat(value=f"{len(found.clusters):,}", label="clusters"),
                *(Stat(value=f"{count:,}", label=label, tone="info")
                  for count, label in zip(counts, labels, strict=True))))
 
 
-def _sources(survey: Survey) -> Table:
+def _sources(found: Analysis) -> Table:
     return Table(
         caption="Sources, and how they spread over clusters",
         columns=(Column(head="source", kind="name"), Column(head="pictures", kind="number"),
                  Column(head="of an epoch", kind="number"), Column(head="clusters", kind="number"),
                  Column(head="largest", kind="name"), Column(head="of its pictures", kind="number")),
         rows=tuple((each.source, f"{each.pictures:,}", f"{each.share:.0%}", f"{each.clusters:,}", each.largest,
-                    f"{each.part:.0%}") for each in survey.sources))
+                    f"{each.part:.0%}") for each in found.sources))

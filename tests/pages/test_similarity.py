@@ -19,9 +19,9 @@ from prep.pages import layout
 from prep.pages.layout import render
 from prep.pages.overlay import Shot
 from prep.pages.similarity import DRAWN, HEIGHT, LEAST, ROWS, WIDTH, cluster_map, similarity_page
+from prep.similarity.analysis import analyze
 from prep.similarity.options import SimilarityOptions
 from prep.similarity.shares import Cluster, Picture
-from prep.similarity.survey import survey
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 BASE = Path(layout.__file__).parent.as_uri()  # where the page finds its style
@@ -36,7 +36,7 @@ texts = st.lists(st.text(st.sampled_from("<>\"'&/{%}_ -a\u202e\u05d0\n") | st.ch
                          max_size=40), min_size=TEXTS, max_size=TEXTS, unique=True)
 
 
-def surveyed(words):
+def analyzed(words):
     """Each text is a picture of its own source, with eight more of a clump; the first has a copy."""
     rng = np.random.default_rng(0)
     rows = np.repeat(np.eye(len(words), 32), 9, axis=0) + 0.05 * rng.normal(size=(9 * len(words), 32))
@@ -44,7 +44,7 @@ def surveyed(words):
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     pictures = [Picture(name=f"{word}{number or ''}", size=(64, 64), source=word) for word in words
                 for number in range(9)]
-    return survey(pictures, rows.astype(np.float16), SimilarityOptions(clusters=len(words)))
+    return analyze(pictures, rows.astype(np.float16), SimilarityOptions(clusters=len(words)))
 
 
 def html_of(found, words, address=f"{BASE}/static/icon.svg"):
@@ -59,7 +59,7 @@ def html_of(found, words, address=f"{BASE}/static/icon.svg"):
 @given(words=texts)
 @example(words=list(ATTACKS))
 def test_texts_stay_texts(words):
-    hostile, plain = (Outline(html_of(surveyed(each), each)) for each in (words, PLAIN))
+    hostile, plain = (Outline(html_of(analyzed(each), each)) for each in (words, PLAIN))
     assert hostile.elements == plain.elements
     shown = " ".join(hostile.words.split())
     for word in words[:4]:
@@ -67,7 +67,7 @@ def test_texts_stay_texts(words):
 
 
 def test_the_page_has_all_that_was_found():
-    found = surveyed(PLAIN)
+    found = analyzed(PLAIN)
     page = html_of(found, PLAIN)
     assert page.count('<circle class="picture"') == page.count('href="#cluster-') == TEXTS
     assert all(f'id="cluster-{number}"' in page and f'href="#cluster-{number}"' in page for number in range(1, 8))
@@ -75,14 +75,14 @@ def test_the_page_has_all_that_was_found():
     assert page.count('<title id="map-name">') == page.count('<desc id="map-says">') == 1
     assert "plain text 01" in page and "<code>semantic-duplicate</code>" in page and "uniform-source" in page
     assert 'cluster 1, ' in page and ": 9 pictures, 14% of an epoch" in page and "<dt>" in page
-    empty = survey([], np.zeros((0, 4), np.float16), SimilarityOptions())
+    empty = analyze([], np.zeros((0, 4), np.float16), SimilarityOptions())
     page = html_of(empty, PLAIN)
     assert "Nothing stands out" in page and "No pictures with embeddings." in page and "<svg class=\"plot" not in page
 
 
 def test_a_page_of_very_many_is_bounded_and_says_what_it_leaves_out():
     cluster = Cluster(medoid="x.jpg", pictures=3, share=0.01, sources=(("x", 3),), examples=("y.jpg",), place=(0.0, 0))
-    many = replace(surveyed(PLAIN), clusters=(cluster,) * 300, findings=(finding("x.jpg", "outlier", "far"),) * 5000)
+    many = replace(analyzed(PLAIN), clusters=(cluster,) * 300, findings=(finding("x.jpg", "outlier", "far"),) * 5000)
     page = html_of(many, PLAIN)
     assert page.count('<li id="cluster-') == page.count("<circle class=\"picture\"") == DRAWN
     assert "236 smaller clusters not shown." in page and page.count("<code>outlier</code>") == ROWS
@@ -107,7 +107,7 @@ def test_circles_stay_on_the_map_and_apart(drawn):
 @pytest.mark.parametrize("words", [USUAL, ATTACKS], ids=["usual", "unusual"])
 def test_nothing_overlaps_breaks_or_is_cut_off(browser, tmp_path, words):
     path = tmp_path / "page.html"
-    path.write_text(html_of(surveyed(words), words), encoding="utf-8")
+    path.write_text(html_of(analyzed(words), words), encoding="utf-8")
     for width, scheme in ((1200, "light"), (390, "dark")):
         browser.open(path, width=width, height=4000, scheme=scheme)
         browser.run("Promise.all([...document.images].map(one => (one.loading = 'eager', one.decode())))")

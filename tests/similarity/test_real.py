@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
+from prep.similarity.analysis import analyze
 from prep.similarity.options import SimilarityOptions
 from prep.similarity.shares import Picture
-from prep.similarity.survey import survey
 
 pytestmark = pytest.mark.real_data
 LOW = 8  # frequencies each way
@@ -52,18 +52,18 @@ def photos(real_data):
     return found
 
 
-def surveyed(photos, roles):
+def analyzed(photos, roles):
     rows = np.array([stand_in(picture) for picture in photos.values()]).astype(np.float16)
-    return survey([Picture(name=name, size=picture.size, role=roles.get(name, "train")) for name, picture in
+    return analyze([Picture(name=name, size=picture.size, role=roles.get(name, "train")) for name, picture in
                    photos.items()], rows, SimilarityOptions())
 
 
 def test_copies_are_found_and_other_photos_are_not(photos):
-    alone = surveyed(photos, {})
+    alone = analyzed(photos, {})
     assert alone.threshold == pytest.approx(0.928, abs=0.005) and alone.findings == ()
     some = dict(list(photos.items())[::4])
     made = {f"copies of/{kind}/{name}": copy for name, picture in some.items() for kind, copy in copies(picture)}
-    found = surveyed(photos | made, {})
+    found = analyzed(photos | made, {})
     groups = [{each.kept, *(name for name, _ in each.others)} for each in found.look_alikes]
     wanted = [{name, *(f"copies of/{kind}/{name}" for kind in ("small", "bright"))} for name in some]
     assert all(any(group <= true for true in wanted) for group in groups)
@@ -74,6 +74,6 @@ def test_copies_are_found_and_other_photos_are_not(photos):
 def test_a_held_out_copy_leaks(photos):
     name, picture = list(photos.items())[8]
     small, _ = copies(picture)
-    found = surveyed({**photos, "held out": small[1]}, {"held out": "validation"})
+    found = analyzed({**photos, "held out": small[1]}, {"held out": "validation"})
     assert [(each.path, each.code, each.other) for each in found.findings if each.other] == [
         ("held out", "validation-leak", name)]

@@ -1,4 +1,4 @@
-"""A survey names look-alikes, leaks, outliers, uneven shares and captions that do not fit, and nothing else."""
+"""An analysis names look-alikes, leaks, outliers, uneven shares and captions that do not fit, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from prep.findings import CODES
 from prep.setting import check_values
-from prep.similarity import survey as surveys
+from prep.similarity import analysis
+from prep.similarity.analysis import analyze
 from prep.similarity.captions import nearer_parts
 from prep.similarity.duplicates import ALWAYS, threshold
 from prep.similarity.options import SimilarityOptions
 from prep.similarity.outliers import outliers
 from prep.similarity.shares import Picture
-from prep.similarity.survey import survey
 from prep.similarity.vectors import vectors_of
 
 WIDTH = 48
@@ -52,7 +52,7 @@ def test_copies_are_found_and_others_are_not_whatever_the_model(base):
     pictures = [*pictures_of(60), Picture(name="photos/003-copy.jpg", size=(640, 480)),
                 Picture(name="photos/bigger.jpg", size=(1280, 960)),
                 Picture(name="photos/025 (1).jpg", size=(640, 480))]
-    found = survey(pictures, half([*rows, *copies]), OPTIONS)
+    found = analyze(pictures, half([*rows, *copies]), OPTIONS)
     assert said(found, "semantic-duplicate") == [
         ("photos/003-copy.jpg", "photos/003.jpg"), ("photos/025 (1).jpg", "photos/bigger.jpg"),
         ("photos/025.jpg", "photos/bigger.jpg")]
@@ -62,15 +62,15 @@ def test_copies_are_found_and_others_are_not_whatever_the_model(base):
     assert {each.kept: [name for name, _ in each.others] for each in found.look_alikes} == {
         "photos/003.jpg": ["photos/003-copy.jpg"], "photos/bigger.jpg": ["photos/025.jpg", "photos/025 (1).jpg"]}
     assert found.threshold == threshold(found.mean, OPTIONS.near) <= ALWAYS
-    again = survey(pictures, half([*rows, *copies]), OPTIONS, copies={"photos/003-copy.jpg"})
+    again = analyze(pictures, half([*rows, *copies]), OPTIONS, copies={"photos/003-copy.jpg"})
     assert [path for path, _ in said(again, "semantic-duplicate")] == ["photos/025 (1).jpg", "photos/025.jpg"]
 
 
 def test_two_of_a_kind_are_found_without_others():
     rows = half([[1, 0, 0], [1, 0.01, 0], [1, 0.4, 0]])
-    assert said(survey(pictures_of(3), rows, OPTIONS), "semantic-duplicate") == [("photos/001.jpg", "photos/000.jpg")]
-    assert survey([], np.zeros((0, 3), np.float16), OPTIONS).findings == ()
-    assert survey(pictures_of(1), rows[:1], OPTIONS).clusters[0].medoid == "photos/000.jpg"
+    assert said(analyze(pictures_of(3), rows, OPTIONS), "semantic-duplicate") == [("photos/001.jpg", "photos/000.jpg")]
+    assert analyze([], np.zeros((0, 3), np.float16), OPTIONS).findings == ()
+    assert analyze(pictures_of(1), rows[:1], OPTIONS).clusters[0].medoid == "photos/000.jpg"
 
 
 def test_a_held_out_picture_leaks_whatever_its_rank():
@@ -79,7 +79,7 @@ def test_a_held_out_picture_leaks_whatever_its_rank():
     pictures = pictures_of(30)
     for number in (2, 27, 28):  # 27 and 28 are near-duplicates, both held out
         pictures[number] = replace(pictures[number], role="validation")
-    found = survey(pictures, half(rows), OPTIONS)
+    found = analyze(pictures, half(rows), OPTIONS)
     assert said(found, "validation-leak") == [("photos/002.jpg", "photos/029.jpg")]
     assert said(found, "semantic-duplicate") == [("photos/028.jpg", "photos/027.jpg")]
     (detail,) = [each.detail for each in found.findings if each.code == "validation-leak"]
@@ -88,14 +88,14 @@ def test_a_held_out_picture_leaks_whatever_its_rank():
 
 def test_outliers_are_far_and_a_uniform_set_has_none():
     rows = [*clumps((30, 30)), *np.eye(2, WIDTH)[:, ::-1]]
-    found = survey(pictures_of(62), half(rows), OPTIONS)
+    found = analyze(pictures_of(62), half(rows), OPTIONS)
     assert [path for path, _ in said(found, "outlier")] == ["photos/060.jpg", "photos/061.jpg"]
     (first, _) = [each.detail for each in found.findings if each.code == "outlier"]
     assert first.startswith("mean cosine 0.") and "with its 8 nearest pictures, the median of all is 0." in first
     uniform = np.ones((40, WIDTH)) + 1e-3 * np.random.default_rng(0).normal(size=(40, WIDTH))
     uniform[7] += 0.1 * np.eye(WIDTH)[0]
-    assert said(survey(pictures_of(40), half(uniform), OPTIONS), "outlier") == []  # far by deviations, near by cosine
-    assert said(survey(pictures_of(16), half(rows[-16:]), OPTIONS), "outlier") == []  # too few
+    assert said(analyze(pictures_of(40), half(uniform), OPTIONS), "outlier") == []  # far by deviations, near by cosine
+    assert said(analyze(pictures_of(16), half(rows[-16:]), OPTIONS), "outlier") == []  # too few
 
 
 @given(st.lists(st.floats(-1, 1, width=16), max_size=30), st.floats(0, 5), st.floats(0, 1))
@@ -113,7 +113,7 @@ def test_shares_count_repeats_and_sources():
     pictures = [replace(picture, source="many" if number < 58 else "few", repeats=20.0 if number >= 58 else 1.0)
                 for number, picture in enumerate(pictures_of(68))]
     pictures[0] = replace(pictures[0], role="validation", repeats=1000.0)
-    found = survey(pictures, half(rows), replace(OPTIONS, clusters=5, dominance=3.0))
+    found = analyze(pictures, half(rows), replace(OPTIONS, clusters=5, dominance=3.0))
     assert [cluster.pictures for cluster in found.clusters] == [40, 10, 6, 6, 6]
     assert [round(cluster.share, 3) for cluster in found.clusters] == [0.152, 0.778, 0.023, 0.023, 0.023]
     assert [cluster.sources for cluster in found.clusters[:2]] == [(("many", 40),), (("few", 10),)]
@@ -135,7 +135,7 @@ def test_captions_are_compared_with_random_others_by_order():
     texts = 0.2 * half(rows) + rng.normal(size=WIDTH) / np.sqrt(WIDTH)  # all far from all pictures
     texts[4], texts[11] = texts[11].copy(), texts[4].copy()
     texts[20:40] = texts[20]  # one caption of many is theirs, too
-    found = survey(pictures_of(60), half(rows), OPTIONS, texts=half(texts))
+    found = analyze(pictures_of(60), half(rows), OPTIONS, texts=half(texts))
     wrong = [path for path, _ in said(found, "caption-misfit")]
     assert [path for path in wrong if not "photos/020.jpg" <= path < "photos/040.jpg"] == [
         "photos/004.jpg", "photos/011.jpg"]
@@ -146,14 +146,14 @@ def test_captions_are_compared_with_random_others_by_order():
         others = [one for one in range(60) if half(texts)[one].tobytes() != half(texts)[number].tobytes()]
         assert parts[number] == pytest.approx(np.mean(cosines[others] >= cosines[number]))
     same = half(np.ones((60, WIDTH)))
-    assert said(survey(pictures_of(60), half(rows), OPTIONS, texts=same), "caption-misfit") == []
+    assert said(analyze(pictures_of(60), half(rows), OPTIONS, texts=same), "caption-misfit") == []
     (detail,) = {each.detail for each in found.findings if each.path == "photos/004.jpg"}
     assert detail.endswith("% of random pictures are nearer to the caption")
 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3).filter(any), min_size=1, max_size=20), st.randoms(), st.data())
-def test_a_survey_does_not_depend_on_the_order_of_pictures(directions, random, data):
+def test_an_analysis_does_not_depend_on_the_order_of_pictures(directions, random, data):
     roles, repeats = st.sampled_from(["train", "validation", "prior"]), st.integers(1, 3)
     pictures = [Picture(name=f"{number}.png", size=data.draw(st.sampled_from([(9, 9), (8, 8)])), role=data.draw(roles),
                         source=data.draw(st.sampled_from("ab")), repeats=data.draw(repeats))
@@ -161,17 +161,17 @@ def test_a_survey_does_not_depend_on_the_order_of_pictures(directions, random, d
     rows, texts, order = half(directions), half([each[::-1] for each in directions]), list(range(len(directions)))
     random.shuffle(order)
     options, ticked = SimilarityOptions(neighbors=2, clusters=3), []
-    found = survey(pictures, rows, options, texts=texts, tick=ticked.append)
-    assert survey([pictures[one] for one in order], rows[order], options, texts=texts[order]) == found
+    found = analyze(pictures, rows, options, texts=texts, tick=ticked.append)
+    assert analyze([pictures[one] for one in order], rows[order], options, texts=texts[order]) == found
     assert sum(ticked) == len(pictures)
 
 
 def test_more_pictures_than_the_limit_are_compared_within_clusters(monkeypatch):
     rows = clumps((20, 20, 20))
     rows[3] = rows[4] + 0.001
-    whole = survey(pictures_of(60), half(rows), replace(OPTIONS, clusters=3))
-    monkeypatch.setattr(surveys, "LIMIT", 50)
-    parts = survey(pictures_of(60), half(rows), replace(OPTIONS, clusters=3))
+    whole = analyze(pictures_of(60), half(rows), replace(OPTIONS, clusters=3))
+    monkeypatch.setattr(analysis, "LIMIT", 50)
+    parts = analyze(pictures_of(60), half(rows), replace(OPTIONS, clusters=3))
     assert said(parts, "semantic-duplicate") == [("photos/004.jpg", "photos/003.jpg")]
     (limited,) = [each for each in parts.findings if each.code == "neighbors-limited"]
     assert limited.detail == ("60 pictures, more than 50: each is compared with those of its cluster, of 3; what "

@@ -1,4 +1,4 @@
-"""Surveys a set of pictures by their embeddings, and makes findings: for information, never a reason to leave one out.
+"""Analyzes a set of pictures by their embeddings, and makes findings: for information, never a reason to leave one out.
 
 Results do not depend on the order in which pictures come: they are numbered by rank.
 """
@@ -42,7 +42,7 @@ class LookAlikes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
+class Analysis:
     """What embeddings say of a set of pictures."""
 
     pictures: int
@@ -55,14 +55,16 @@ class Survey:
     findings: tuple[Finding, ...]  # by code and path
 
 
-def survey(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions, *, copies: Collection[str] = (),
-           texts: Halves | None = None, tick: Tick = lambda _: None) -> Survey:
-    """Surveys `pictures` with their embeddings `rows`, [N, D] float16 of length 1.
+def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions, *, copies: Collection[str] = (),
+           texts: Halves | None = None, tick: Tick = lambda _: None) -> Analysis:
+    """Analyzes `pictures` with their embeddings `rows`, [N, D] float16 of length 1; those without one are left out
+    before. Each file is given once, also where a recipe has it in several resolutions.
 
     `copies`: names of pictures that a scan already calls copies of others, which are not named again. `texts`, [N, D]:
     embeddings of the captions in the same space, if the model has such. `tick` is called with numbers of pictures that
     are compared with all others, nearly all of the work. Takes at most 256 MiB beside the rows.
     """
+    assert len({picture.name for picture in pictures}) == len(pictures) == len(rows)
     order = sorted(range(len(pictures)), key=lambda number: rank(pictures[number].name, pictures[number].size))
     ranked, vectors = [pictures[number] for number in order], vectors_of(rows, order)
     found = clusters(vectors, usual_count(len(ranked)) if options.clusters is None else options.clusters)
@@ -76,9 +78,9 @@ def survey(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions
                 *_outlier_findings(ranked, near, far, median), *share_findings(records, spreads, options.dominance)]
     if texts is not None:
         findings += _caption_findings(ranked, nearer_parts(vectors, vectors_of(texts, order)).tolist(), options.misfit)
-    return Survey(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records, sources=spreads,
-                  look_alikes=_look_alikes(ranked, alike),
-                  findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
+    return Analysis(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records,
+                    sources=spreads, look_alikes=_look_alikes(ranked, alike),
+                    findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
 
 
 def _neighbors(vectors: Vectors, count: int, found: Clusters, tick: Tick) -> Neighbors:
