@@ -93,6 +93,16 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "near-duplicate": ("warning", "nearly the same picture as another file", "remove one, unless intended"),
     "mirrored-duplicate": ("info", "mirror image of another file", "nothing, if intended"),
     "duplicates-skipped": ("info", "too many pictures to compare all for near-duplicates", "scan fewer at a time"),
+    # from embeddings
+    "semantic-duplicate": ("info", "shows nearly the same as another picture, by their embeddings",
+                           "keep one, or nothing, if intended"),
+    "validation-leak": ("info", "a held-out picture shows nearly the same as one that trains",
+                        "hold out both, or neither"),
+    "outlier": ("info", "a picture that resembles none of the set", "look at it; nothing, if intended"),
+    "dominant-cluster": ("info", "similar pictures take much of an epoch", "fewer repeats of them, or more others"),
+    "uniform-source": ("info", "all pictures of a source resemble one another", "nothing, if it is of one subject"),
+    "caption-misfit": ("info", "a caption fits many random pictures better than its own", "read it beside its picture"),
+    "neighbors-limited": ("info", "too many pictures to compare all with all", "nothing"),
     # captions
     "missing-caption": ("warning", "picture without a caption", "write one, make it with prep caption, or choose "
                         "--missing-caption"),

@@ -38,7 +38,7 @@ TEXTS = 7  # that each page wants
 MADE = date(2024, 2, 29)
 SIZES = ((320, 213), (213, 320), (320, 320), (320, 96), (64, 320), (9, 9))
 CODES = ("truncated", "blank", "has-alpha", "missing-caption", "mirrored-duplicate")
-VOID = {"meta", "img", "input", "br", "wbr"}
+VOID = {"meta", "link", "img", "input", "br", "wbr"}
 WORDED = {"alt", "aria-label"}  # attributes with words of files
 
 

@@ -11,6 +11,7 @@ from prep.fs.blob import Blob
 from prep.scan.duplicates.correlation import LIMIT, Near
 from prep.scan.duplicates.identity import Identity
 from prep.scan.duplicates.signature import LIMIT as MOST
+from prep.similarity.rank import rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +30,12 @@ Pixels = Callable[[Sequence[ScannedPicture]],
 def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[Finding], list[ScannedPicture]]:
     """One finding for each exact copy of another picture, and the other pictures, by rank.
 
-    The original is the largest, then the one with the shortest name: copies tend to have longer names. `pixels` is
-    called only for pictures whose size and sample match.
+    The original is the first by `rank`. `pixels` is called only for pictures whose size and sample match.
     """
     files: dict[str, str] = {}
     findings: list[Finding] = []
     others: list[ScannedPicture] = []
-    for picture in sorted(seen, key=_rank):
+    for picture in sorted(seen, key=lambda picture: rank(picture.name, picture.identity.size)):
         if picture.identity.file in files:
             findings.append(_copy_finding(picture, "exact-duplicate", "bytes", files[picture.identity.file]))
         else:
@@ -62,10 +62,6 @@ def _copy_finding(picture: ScannedPicture, code: str, what: str, original: str) 
 
 def _sample(picture: ScannedPicture) -> tuple[int, int, int]:
     return *picture.identity.size, picture.identity.sample
-
-
-def _rank(picture: ScannedPicture) -> tuple[int, int, str]:
-    return -picture.identity.size[0] * picture.identity.size[1], len(picture.name.rpartition("/")[2]), picture.name
 
 
 def skipped_finding(distinct: Sequence[ScannedPicture]) -> list[Finding]:
