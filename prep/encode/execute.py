@@ -56,6 +56,7 @@ def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
         cache=cache, model=ready.resolved.model, latents=latents, vae=resolved.expected("latent", "vae"),
         text=resolved.expected("text", "text"), specs=resolved.specs, targets=resolved.targets, tasks=planned.tasks,
         text_options=resolved.text_options, text_groups=resolved.text_groups, alpha=call.recipe.image.alpha,
+        vision=resolved.vision,
         compute={field: str(contexts[field].get("compute", "")) for field in ("latent", "text")},
         tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
         batch_size=options.batch_size or BATCH, fewer=options.batch_size is None, jobs=options.jobs,
