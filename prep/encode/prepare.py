@@ -147,13 +147,15 @@ def facts_for(cache: Place, *, trust: bool) -> Memo:
     return open_facts(str(resolve(directory_of(cache))), trust=trust)
 
 
-def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
-    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
+def check_places(recipe: Recipe, cache: Place, output: Place | None) -> None:
+    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written. `output` None: no
+    manifest will be."""
     pictures = picture_places(recipe)
     places = [place for place in pictures if place.role != "references"]  # which may be pictures of a source, too
     places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
     places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
-    written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
+    written = [NamedPath(role="cache", path=cache),
+               *([] if output is None else [NamedPath(role="manifest", path=output)])]
     check_disjoint([*places, *written])
     for place in (place for place in pictures if place.role == "references"):
         check_disjoint([place, *written])
@@ -164,6 +166,8 @@ def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
         if path is not None and path.exists():
             for target in written:
                 check_disjoint([NamedPath(role=role, path=path), target])
+    if output is None:
+        return
     if not may_name(output, cache):
         raise PathError(f"the manifest {output} would lie in another place than its cache, {cache}",
                         hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "
