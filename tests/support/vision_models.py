@@ -34,8 +34,8 @@ def build(folder: Path, kind: str, *, seed: int = 0) -> Path:
         model = transformers.CLIPModel(transformers.CLIPConfig(text_config=_TEXT, vision_config=_TOWER,
                                                                projection_dim=24))
         processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
-    for value in model.parameters():  # as large as trained ones: else all pictures look alike
-        torch.nn.init.normal_(value, std=0.3)
+    for value in model.parameters():  # larger than untrained ones, for which all pictures look alike
+        torch.nn.init.normal_(value, std=1.0 if value.ndim > 1 else 0.2)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
