@@ -168,6 +168,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "changed-meanwhile": ("error", "the file changed while it was encoded", "encode again"),
     "not-finite": ("error", "the latent is not finite", "check the picture, or encode with --compute float32"),
     "not-encoded": ("error", "a row could not be encoded", "fix what the finding says, and encode again"),
+    "not-embedded": ("warning", "the embedding of a picture could not be made; training needs none",
+                     "encode again with --retry-rejects, or nothing"),
     "prompt-over-limit": ("warning", "a sample prompt has more tokens than the text encoder takes",
                           "shorten it, or --text-windows, --max-length"),
     "prompt-not-encoded": ("warning", "a sample prompt could not be encoded",

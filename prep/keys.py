@@ -18,6 +18,9 @@ share; the manifest stores it, so that an edited caption can be keyed without th
              placement and color as of a latent; context: text fingerprint, max length, layout, dtypes, and what else
              the family's pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the
              context
+    embedding
+             picture digest, placement, [red, green, blue] below transparent pixels if it has any;
+             context: image policy, fingerprint of the vision model, its output, dtypes
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ MASK_MEANING = 1
 DRAWN_MEANING = 1  # of masks that `prep.images.drawn_mask` draws
 TEXT_MEANING = 1
 IMPORTED_MEANING = 1
+EMBEDDING_MEANING = 1
 
 
 class LatentKeys:
@@ -67,6 +71,20 @@ class ImportedLatentKeys:
         """The key of the latent of the picture with digest `picture`, in the file with digest `file`."""
         first, second, third, last = self._parts
         return digest_spelled(f"{first}{string(file)}{second}{string(picture)}{third}{_spell(placement)}{last}")
+
+
+class EmbeddingKeys:
+    """The keys of embeddings that share a context."""
+
+    def __init__(self, context: Context) -> None:
+        self._parts = json_template({"kind": "embedding", "alpha": HOLE, "context": context, "picture": HOLE,
+                                     "placement": HOLE})
+
+    def key(self, picture: str, placement: Placement, alpha: RGB | None) -> str:
+        """The key of the embedding of the picture with digest `picture` at `placement`; `alpha` is the color below its
+        transparent pixels, `None` for an opaque picture."""
+        first, second, third, last = self._parts
+        return digest_spelled(f"{first}{_spell_alpha(alpha)}{second}{string(picture)}{third}{_spell(placement)}{last}")
 
 
 class MaskedLatentKeys:
@@ -213,6 +231,13 @@ def text_context(*, text: str, max_length: int, layout: str, compute: str, store
     """
     return {"meaning": TEXT_MEANING, "text": text, "max_length": max_length, "layout": layout, "compute": compute,
             "stored": stored, **(more or {})}
+
+
+def embedding_context(*, image: Mapping[str, str | int], model: str, output: str, compute: str,
+                      stored: str) -> dict[str, Any]:
+    """What all embeddings of a run share: image policy, fingerprint of the vision model, which output, dtypes."""
+    return {"meaning": EMBEDDING_MEANING, "image": picture_policy(image), "model": model, "output": output,
+            "compute": compute, "stored": stored}
 
 
 def _spell(placement: Placement) -> str:

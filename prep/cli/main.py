@@ -15,6 +15,7 @@ from prep.cli.convert import convert
 from prep.cli.demo import demo
 from prep.cli.diff import diff
 from prep.cli.doctor import doctor
+from prep.cli.embed import embed
 from prep.cli.encode import encode
 from prep.cli.export import export
 from prep.cli.gc import gc
@@ -38,7 +39,7 @@ from prep.cli.view import view
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
                {"Start": (init, demo, doctor, models, convert),
                 "Look at pictures": (scan, bucket, view),
-                "Make a cache": (caption, mask, encode, import_latents, seal, prompts),
+                "Make a cache": (caption, mask, embed, encode, import_latents, seal, prompts),
                 "Look at a cache, and keep it": (inspect, verify, diff, gc, compact, clean, codes),
                 "Work on a project": (studio, jobs),
                 "Share": (export, pack, unpack, push, pull)})

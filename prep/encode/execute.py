@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from prep.cache.ledger.ledger import is_finished
 from prep.cache.remote.stored import refresh
 from prep.cache.store import Cache
-from prep.encode.engines.job import Job, Outcome
+from prep.encode.engines.job import Job, Outcome, PictureJob
 from prep.encode.options import BATCH
 from prep.encode.plan import EncodePlan
 from prep.encode.prepare import EncodeCall, Prepared
 from prep.errors import StoppedError
 from prep.formatting import counted
+from prep.progress import Progress
 from prep.runtime import GraceOver, StopRequest, gc_enabled
 
 AGAIN = "finished work is kept; run the same command again to continue"
@@ -20,16 +22,21 @@ AGAIN = "finished work is kept; run the same command again to continue"
 
 def run_tasks(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
     """Runs the tasks. Raises `StoppedError` if a signal ended the run before all were finished."""
-    outcome = Outcome(encoded={}, transient=())
     if not planned.tasks:
-        return outcome
+        return Outcome(encoded={}, transient=())
     job = job_of(ready, planned, cache)
+    return run_job(job, stop, lambda: _run_engine(job, ready.call))
+
+
+def run_job(job: PictureJob, stop: StopRequest, engine: Callable[[], Outcome]) -> Outcome:
+    """Runs the tasks of a job with `engine`. Raises `StoppedError` as above."""
+    outcome = Outcome(encoded={}, transient=())
     with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
-        outcome = _run_engine(job, ready.call)
-    unfinished = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
+        outcome = engine()
+    unfinished = [task for task in job.tasks if not is_finished(job.cache, task.key)] if stop.signal else []
     if unfinished:
-        raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(unfinished)} of "
-                           f"{counted(len(planned.tasks), 'task')} finished; "
+        raise StoppedError(f"stopped by {stop.signal}: {len(job.tasks) - len(unfinished)} of "
+                           f"{counted(len(job.tasks), 'task')} finished; "
                            f"{counted(sum(len(task.rows) for task in unfinished), 'row')} left to encode", hint=AGAIN)
     return outcome
 
@@ -41,9 +48,14 @@ def _run_engine(job: Job, call: EncodeCall) -> Outcome:
         outcome = ray.run(job, call.ray, call.progress)
         refresh(job.cache)  # workers have copies of their own
         return outcome
+    return run_here(job, call.progress)
+
+
+def run_here(job: PictureJob, progress: Progress) -> Outcome:
+    """Runs a job on this computer's devices."""
     from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
 
-    return devices.run(job, call.progress)
+    return devices.run(job, progress)
 
 
 def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
@@ -56,6 +68,7 @@ def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
         cache=cache, model=ready.resolved.model, latents=latents, vae=resolved.expected("latent", "vae"),
         text=resolved.expected("text", "text"), specs=resolved.specs, targets=resolved.targets, tasks=planned.tasks,
         text_options=resolved.text_options, text_groups=resolved.text_groups, alpha=call.recipe.image.alpha,
+        vision=resolved.vision,
         compute={field: str(contexts[field].get("compute", "")) for field in ("latent", "text")},
         tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
         batch_size=options.batch_size or BATCH, fewer=options.batch_size is None, jobs=options.jobs,

@@ -10,6 +10,7 @@ from prep.setting import setting
 JOBS = max(2, usable_cores())  # threads, or processes, that decode
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BATCH, TEXT_BATCH = 4, 16  # pictures, and captions, per forward pass
+EMBED_BATCH = 32  # pictures of a vision model, most of which see 224x224 pixels
 GIB, MIB = 1 << 30, 1 << 20
 MOST_SECONDS = 1e6  # no timer takes an infinite time
 GRACE = 25.0  # seconds: five less than SLURM (KillWait) and Kubernetes (terminationGracePeriodSeconds) wait by default

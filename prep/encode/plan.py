@@ -41,7 +41,7 @@ class Wanted(Protocol):
     @property
     def targets(self) -> Targets: ...
     @property
-    def text_groups(self) -> TextGroups: ...
+    def text_groups(self) -> TextGroups | None: ...
     def group_of(self, field: str, key: str) -> tuple[int, int]: ...
     def row_bytes(self, field: str, key: str) -> int: ...
 
@@ -146,7 +146,8 @@ def _compare_with_ledger(resolved: Wanted, cache: Cache | None, shard_bytes: int
     absent = {field: [key for key in names if key not in there] for field, names in by_field.items()}
     missing = {field: [key for key in names if retry or ledger.rejected(key) is None]
                for field, names in absent.items()}
-    resolved.text_groups.count(missing["text"])
+    if resolved.text_groups is not None:
+        resolved.text_groups.count(missing["text"])
     tasks = _divided(resolved, missing, known.tasks(), shard_bytes, part)
     return EncodePlan(
         ledger=ledger, refs=there, tasks=tasks, digest=digest,

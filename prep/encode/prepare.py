@@ -33,6 +33,7 @@ from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.files import Model
 from prep.models.hub import locate
 from prep.models.named import file_of
+from prep.models.vision.model import vision_files
 from prep.progress import Progress, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
@@ -95,12 +96,13 @@ def begin(call: EncodeCall) -> Begun:
     output, cache = resolve(call.output), call.cache
     check_places(call.recipe, cache, output)
     check_can_encode_to(call.cache)
-    model = _model(call)
+    model, embed = _model(call), call.recipe.embed
+    vision = vision_files(embed, download=call.options.download and not call.options.dry_run) if embed else None
     old = read_replaced(output)
     recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
     call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
     facts = facts_for(cache, trust=not call.options.rehash)
-    resolved = resolve_model(call.recipe, model, facts, call.progress)
+    resolved = resolve_model(call.recipe, model, facts, call.progress, vision)
     with call.progress("listing", None, "pictures") as tick:
         listed = list_recipe(resolved.recipe, rehash=not facts.trust, stamped=call.is_plain, tick=tick)
     return Begun(call=call, output=output, model=resolved, facts=facts, prompts=prompts, prompt_bytes=prompt_bytes,
@@ -145,23 +147,27 @@ def facts_for(cache: Place, *, trust: bool) -> Memo:
     return open_facts(str(resolve(directory_of(cache))), trust=trust)
 
 
-def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
-    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
+def check_places(recipe: Recipe, cache: Place, output: Place | None) -> None:
+    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written. `output` None: no
+    manifest will be."""
     pictures = picture_places(recipe)
     places = [place for place in pictures if place.role != "references"]  # which may be pictures of a source, too
     places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
     places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
-    written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
+    written = [NamedPath(role="cache", path=cache),
+               *([] if output is None else [NamedPath(role="manifest", path=output)])]
     check_disjoint([*places, *written])
     for place in (place for place in pictures if place.role == "references"):
         check_disjoint([place, *written])
     file = file_of(recipe.model.path)
-    named = {"recipe": recipe.file, "prompts": recipe.prompts,
+    named = {"recipe": recipe.file, "prompts": recipe.prompts, "vision model": Path(recipe.embed or "-"),
              "model": Path(recipe.model.path or "-") if file is None else file.path}
     for role, path in named.items():
         if path is not None and path.exists():
             for target in written:
                 check_disjoint([NamedPath(role=role, path=path), target])
+    if output is None:
+        return
     if not may_name(output, cache):
         raise PathError(f"the manifest {output} would lie in another place than its cache, {cache}",
                         hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "

@@ -22,13 +22,13 @@ from prep.formatting import printable
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.images.mask import WHITE
-from prep.keys import latent_context, mask_context, picture_policy, text_context
+from prep.keys import embedding_context, latent_context, mask_context, picture_policy, text_context
 from prep.models.configs import Configs
 from prep.models.denoiser.trainable import check_sizes, check_widths, missing_files
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
-from prep.models.files import Model
+from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import (
     Expected,
     FileDigest,
@@ -42,6 +42,7 @@ from prep.models.fingerprint import (
 )
 from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import family_of, prediction_of
+from prep.models.vision.model import COMPUTE, STORED, VisionModel, vision_model
 from prep.parse import alpha_of
 from prep.progress import BackgroundTotal, DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
@@ -66,6 +67,7 @@ class ResolvedRecipe:
     text_options: TextOptions
     text_groups: TextGroups
     latents_from: LatentSource | None  # None: the VAE makes latents
+    vision: VisionModel | None = None  # None: no embeddings
     file_digest: FileDigest  # of the model's files, remembered for unchanged files
 
     def expected(self, field: str, name: str) -> Expected:
@@ -97,29 +99,38 @@ class ResolvedModel:
     contexts: Contexts  # with one of masks unless the recipe is known to have none
     denoiser: Mapping[str, Any] | None  # its config; None: the directory has only what encodes
     missing: tuple[str, ...]  # what the directory lacks for training
+    vision: VisionModel | None  # None: no embeddings
     file_digest: FileDigest
 
 
-def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress = silent) -> ResolvedModel:
-    """What decides the keys of a recipe's rows, besides its pictures. Raises `PathError`, `ConfigError`, `ModelError`.
-    """
+def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress = silent,
+                  vision: ComponentFiles | None = None) -> ResolvedModel:
+    """What decides the keys of a recipe's rows, besides its pictures; `vision`: the files of its vision model. Raises
+    `PathError`, `ConfigError`, `ModelError`."""
     family = family_of(model, recipe.model.family)
     options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
+    seeing = () if vision is None else (vision,)
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text=FAMILIES[family].text.shapes(Configs(model), options),
                        with_std=recipe.model.posterior == "mean+std")
     file_digest = remembered_digest(facts)
     prediction = prediction_of(model, specs.family)
     missing = missing_files(model, specs.family)  # what could not be trained shows before anything is read
-    total = BackgroundTotal(lambda: bytes_of([vae_files(model), *text_files(model).encoders.values()]))
+    total = BackgroundTotal(lambda: bytes_of([vae_files(model), *text_files(model).encoders.values(), *seeing]))
     with progress("hashing the model", total, "bytes") as tick:
-        contexts = contexts_of(recipe, model, specs, options, ticking(file_digest, tick))
+        contexts = contexts_of(recipe, model, specs, options, counted := ticking(file_digest, tick))
+        found = None if vision is None else vision_model(vision, counted)
+    if found is not None:
+        found = replace(found, expected=replace(found.expected, file_digest=file_digest))
+        contexts = replace(contexts, embedding=context_of(found))
+        specs = replace(specs, embedding=found.width)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
     rules_of(recipe)
     require_masks(recipe, specs.family)
     return ResolvedModel(recipe=recipe, model=model, specs=specs, options=options, prediction=prediction,
-                         contexts=contexts, denoiser=denoiser, missing=tuple(missing), file_digest=file_digest)
+                         contexts=contexts, denoiser=denoiser, missing=tuple(missing), vision=found,
+                         file_digest=file_digest)
 
 
 def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Sequence[Prompt], *,
@@ -156,7 +167,8 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
         check_sizes(model, specs.family, base.denoiser, sorted({size for size, _ in targets.samples.shapes}))
     return ResolvedRecipe(recipe=recipe, model=model, family=recipe.model.family, specs=specs,
                           prediction=base.prediction, contexts=contexts, file_digest=base.file_digest, survey=surveyed,
-                          bucketing=buckets, targets=targets, text_options=base.options, latents_from=latents_from,
+                          vision=base.vision, bucketing=buckets, targets=targets, text_options=base.options,
+                          latents_from=latents_from,
                           text_groups=TextGroups(model, specs.family, base.options, targets.texts))
 
 
@@ -202,6 +214,12 @@ def contexts_of(recipe: Recipe, model: Model, specs: FieldSpecs, options: TextOp
         text=text_context_of(model, specs.family, options, file_digest, stored=stored,
                              compute=recipe.model.compute or specs.family.text_compute or stored),
     )
+
+
+def context_of(vision: VisionModel) -> dict[str, Any]:
+    """The key context of the embeddings that a model makes."""
+    return embedding_context(image=POLICY, model=vision.expected.digest, output=vision.kind.output, compute=COMPUTE,
+                             stored=STORED)
 
 
 def _plain(value: Any) -> str | int:

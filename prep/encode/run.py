@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 
 from prep.cache.ledger.ledger import load_ledger
-from prep.cache.publish import clear_leftovers, leftovers
 from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.dry_run import report_dry_run
@@ -16,15 +14,14 @@ from prep.encode.execute import AGAIN, run_tasks
 from prep.encode.manifest.assemble import assemble_manifest
 from prep.encode.manifest.rejected import rejected_so_far
 from prep.encode.manifest.replaced import Replaced
-from prep.encode.plan import EncodePlan, drop_plan, plan
+from prep.encode.plan import EncodePlan, drop_plan
+from prep.encode.planned import WantedRows, clean_up, planned_rows
 from prep.encode.prepare import EncodeCall, Prepared, begin, complete
 from prep.encode.report import EncodeReport, part_report, report_of
 from prep.encode.unchanged import note_unchanged, repeat_unchanged
-from prep.errors import CacheError, StoppedError, UsageError
-from prep.fs.lock import PATIENCE, lock_directory
+from prep.errors import StoppedError, UsageError
 from prep.fs.memo import dry_run
 from prep.maintenance.recheck import recheck
-from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
 from prep.models.device.named import require_device
 from prep.parse import Unparsed
 from prep.progress import phase
@@ -69,8 +66,9 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     if call.options.recheck:
         recheck(cache, ready.resolved.targets.keys(), jobs=call.options.jobs, progress=call.progress)
     if call.part is None:
-        _clean_up(cache)
-    with _planned(ready, cache) as planned:
+        clean_up(cache)
+    wanted = WantedRows(ready.resolved, call.options, call.progress, call.part)
+    with planned_rows(wanted, cache) as planned:
         outcome = run_tasks(ready, planned, cache, stop)
         report = (write_manifest(ready, cache, planned, outcome) if call.part is None else
                   part_report(call.output, ready.resolved, planned, outcome, call.part,
@@ -94,47 +92,3 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
                            replaced=Replaced.of(begun.replaces, sealed))
         note_unchanged(ready, planned, report, sealed)
     return report
-
-
-def _clean_up(cache: Cache) -> None:
-    """Clears leftovers and salvages damaged shards, unless another process is using the cache."""
-    damaged = damaged_shards(cache)
-    if not damaged and not leftovers(cache.unsent):
-        return
-    with suppress(CacheError), lock_directory(cache.root, exclusive=True):
-        clear_leftovers(cache.unsent)
-        for shard in damaged:
-            salvage(cache, shard)
-
-
-@contextmanager
-def _planned(ready: Prepared, cache: Cache) -> Iterator[EncodePlan]:
-    """Yields the plan and holds the cache's lock meanwhile, shared with other encoders; gc locks exclusively.
-
-    Incomplete commits are repaired first, under a short exclusive lock. If others use the cache, or this encodes a part
-    and others probably will, the repair is left for later, and the rows are encoded again.
-    """
-    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned = _plan(ready, cache)
-        ill = incomplete_commits(cache, planned.ledger) if ready.call.part is None else []
-        if not ill:
-            yield planned
-            return
-    with suppress(CacheError), lock_directory(cache.root, exclusive=True):
-        repair_commits(cache, ill)
-    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        yield _plan(ready, cache)
-
-
-def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
-    """The plan, after intact shards that only lack a commit have received one."""
-    call = ready.call
-
-    def planned() -> EncodePlan:
-        with phase(call.progress, "looking up rows"):
-            return plan(ready.resolved, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
-                        part=call.part)
-
-    first = planned()
-    missing = {key for task in first.tasks for key in task.rows}
-    return planned() if missing and adopt_orphans(cache, first.ledger, missing, call.progress) else first

@@ -123,7 +123,8 @@ def _is_as_it_was(cache: Cache, manifest: Manifest, run: _Run) -> bool:
     if _digest_of(ledger) != run.ledger or incomplete_commits(cache, ledger):
         return False
     try:
-        for table, schema in (("samples", samples_schema(manifest.shapes)), ("shards", SHARDS)):
+        for table, schema in (("samples", samples_schema(manifest.shapes, embedded=manifest.embedded)),
+                              ("shards", SHARDS)):
             read_table(cache, manifest.document["tables"][table], schema)
         findings_of(manifest)
     except CacheError:

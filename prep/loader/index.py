@@ -19,7 +19,7 @@ from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.place import Place, is_file
 from prep.geometry import Size, have_references
-from prep.manifest.consistency import cache_of, check_places, read_samples, read_shards, row_shapes, text_shapes
+from prep.manifest.consistency import cache_of, check_places, first_shapes, read_samples, read_shards, row_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
@@ -182,7 +182,7 @@ class Index:
     @cached_property
     def text_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of a text row by array, from the first text shard; empty without text shards."""
-        return text_shapes(self.shards)
+        return first_shapes(self.shards, "text")
 
 
 def open_index(manifest: Manifest) -> Index:

@@ -147,7 +147,8 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
                              f"expected one of {cache.place}",
                              hint="name only manifests of this cache, and run prep gc for the other cache separately")
         named = manifest.document["tables"]
-        for name, schema in (("samples", samples_schema(manifest.shapes)), ("findings", FINDINGS)):
+        samples = samples_schema(manifest.shapes, embedded=manifest.embedded)
+        for name, schema in (("samples", samples), ("findings", FINDINGS)):
             read_table(cache, named[name], schema)
         for row in read_table(cache, named["shards"], SHARDS).to_pylist():
             shards[row["digest"].hex()] = row["bytes"], str(manifest.path)

@@ -13,13 +13,13 @@ import numpy as np
 
 from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
-from prep.keys import LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
+from prep.keys import EmbeddingKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
 from prep.manifest.consistency import reference_sizes, seen_ways
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
-from prep.parse import Alpha
+from prep.parse import Alpha, color_below
 
-LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
+LATENT, MASK, TEXT, PROMPT, REFERENCE, EMBEDDING = range(6)
 UNKNOWN: tuple[str, ...] = ()  # of a mask from a file, whose digest is not stored anywhere
 
 
@@ -42,6 +42,8 @@ class References:
         views, texts, references = self._samples.views, self._samples.texts, self._samples.references
         self._sizes = reference_sizes(audit.manifest, audit.samples)
         masked = np.flatnonzero(views["mask_shard"] >= 0)
+        embeddings = self._samples.embeddings
+        embedded = np.flatnonzero(embeddings["embedding_shard"] >= 0)
         parts = [  # (kind, number within its kind, shard, row)
             (LATENT, np.arange(len(views["latent_shard"])), views["latent_shard"], views["latent_row"]),
             (MASK, masked, views["mask_shard"][masked], views["mask_row"][masked]),
@@ -50,6 +52,7 @@ class References:
              [prompt.row for prompt in self._prompts]),
             (REFERENCE, np.arange(len(references["latent_shard"])), references["latent_shard"],
              references["latent_row"]),
+            (EMBEDDING, embedded, embeddings["embedding_shard"][embedded], embeddings["embedding_row"][embedded]),
         ]
         shards = np.concatenate([np.asarray(shard, np.int32) for *_, shard, _ in parts])
         rows = np.concatenate([np.asarray(row, np.int32) for *_, row in parts])
@@ -95,7 +98,7 @@ class References:
         numbers, kinds, samples = self._numbers[uses], self._kinds[uses], self._samples
         views, texts, references = (np.searchsorted(offsets, numbers, side="right") - 1 for offsets in (
             samples.view_offsets, samples.text_offsets, samples.reference_offsets))
-        return np.where(kinds == TEXT, texts, np.where(kinds == REFERENCE, references, views))
+        return np.select([kinds == TEXT, kinds == REFERENCE, kinds == EMBEDDING], [texts, references, numbers], views)
 
     def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
         if kind == PROMPT:
@@ -122,7 +125,11 @@ class References:
         if kind == REFERENCE:
             return UNKNOWN
         picture = self._samples.table["picture"][owner].as_py().hex()
+        if kind == EMBEDDING:
+            number = int(self._samples.view_offsets[owner])  # of the first view, not mirrored
         placement = self._samples.placement(number, self._buckets[int(self._samples.bucket[owner])])
+        if kind == EMBEDDING:
+            return self._keys.embedding(picture, replace(placement, flip=False))
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
 
 
@@ -169,6 +176,8 @@ class _SampleKeys:
         self._masked = (MaskedLatentKeys(contexts["latent"], contexts["mask"])
                         if audit.manifest.inpaints and known and "mask" in contexts else None)
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
+        self._embeddings = (EmbeddingKeys(contexts["embedding"]) if "embedding" in contexts and "alpha" in latents
+                            else None)
         self._manifest = audit.manifest
         self.knows_masks = contexts.get("mask", {}).get("origin") == "alpha"
         # Those of masked pictures have what their masks were made from.
@@ -180,6 +189,12 @@ class _SampleKeys:
         """The keys without and with transparency: the manifest does not store whether a picture has some."""
         keys = self._latents
         return UNKNOWN if keys is None else tuple(keys.key(picture, placement, alpha) for alpha in self._alphas)
+
+    def embedding(self, picture: str, placement: Placement) -> tuple[str, ...]:
+        """The keys of a picture's embedding without and with transparency, as `latent`."""
+        keys = self._embeddings
+        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color_below(alpha))
+                                                  for alpha in self._alphas)
 
     def reference(self, picture: str, placement: Placement, mask: str | None = None) -> tuple[str, ...]:
         """The keys of a reference's latent; of a masked picture's known only if its mask's is. `mask`: the digest of

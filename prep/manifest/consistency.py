@@ -24,7 +24,7 @@ from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, ShownPicture, open_samples
 from prep.manifest.schema import MOST_SIDE
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
-from prep.manifest.tables import FINDINGS, SHARDS, read_table, samples_schema
+from prep.manifest.tables import EMBEDDING, FINDINGS, SHARDS, read_table, samples_schema
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, TOKEN
 from prep.parse import color_below
@@ -52,7 +52,7 @@ def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
 
 def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
     """The manifest's samples, each value checked except the places of rows. Raises `CacheError`."""
-    schema = samples_schema(manifest.shapes)
+    schema = samples_schema(manifest.shapes, embedded=manifest.embedded)
     samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], schema))
     _require_masked(manifest)
     _require(_rules(samples, manifest))
@@ -110,6 +110,9 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield "coverage", samples.coverage, ~known | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
+    embedding, row = (samples.embeddings[name] for name in EMBEDDING)
+    yield "embedding_shard", embedding, (embedding >= -1) & ((embedding == -1) == (row == -1)), \
+        "a shard, or -1 with row -1"
     if manifest.inpaints:
         yield "mask_shard", shard, ~none, "a shard, as a model that inpaints needs"
     counts = np.diff(samples.reference_offsets)
@@ -180,15 +183,17 @@ def _check_counts(samples: SampleColumns, manifest: Manifest) -> None:
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
-def text_shapes(shards: Sequence[ShardFacts]) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a text row by array, from the first text shard; empty without text shards."""
-    return next((shard.shapes for shard in shards if shard.field == "text"), {})
+def first_shapes(shards: Sequence[ShardFacts], field: str) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of a row of text, or of an embedding, by array, from the field's first shard; empty without one."""
+    return next((shard.shapes for shard in shards if shard.field == field), {})
 
 
 def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, size: Size) -> dict[str, tuple[int, ...]]:
     """The shape of every row of `field`, by array; a picture's `size` determines it for latents and masks."""
+    if field == "embedding":
+        return {name: shape[:1] for name, shape in first_shapes(shards, field).items()}
     if field == "text":
-        return dict(text_shapes(shards))
+        return dict(first_shapes(shards, field))
     width, height = size
     latents = manifest.document["latents"]
     channels = latents["channels"] if field == "latent" else FAMILIES[manifest.family].mask_channels
@@ -224,6 +229,9 @@ def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: Samp
                 np.repeat(np.arange(len(samples)), np.diff(samples.reference_offsets)),
                 of_references)
     check.field("text", texts["shard"], texts["row"], by_text, None)
+    shard, row = (samples.embeddings[name] for name in EMBEDDING)
+    embedded = np.flatnonzero(shard >= 0)
+    check.field("embedding", shard[embedded], row[embedded], embedded, None)
     check.prompts()
     _require(_placements(samples, sizes, of_references))
 
@@ -238,7 +246,7 @@ class _Places:
 
     def field(self, field: str, shard: Column, row: Column, owner: Column, sizes: Column | None) -> None:
         """Checks the places of one field; `owner` is the sample of each place, and `sizes` [n, 2] the size of its
-        picture, of which the shapes of text are independent. Raises `CacheError`."""
+        picture, of which the shapes of text and embeddings are independent. Raises `CacheError`."""
         if not len(shard):
             return
         rows = np.array([facts.rows for facts in self.shards] or [0])
@@ -266,7 +274,7 @@ class _Places:
 
     def prompts(self) -> None:
         """Checks that the manifest's own prompts are text rows. Raises `CacheError`."""
-        prompts, shapes = self.manifest.document["prompts"], text_shapes(self.shards)
+        prompts, shapes = self.manifest.document["prompts"], first_shapes(self.shards, "text")
         for place in (prompts["unconditional"], *(each[name] for each in prompts["samples"]
                                                   for name in ("positive", "negative_row"))):
             facts = self.shards[place["shard"]] if place["shard"] < len(self.shards) else None

@@ -98,6 +98,7 @@ def describe_columns(samples: SampleColumns, shapes: Sequence[BucketShape], numb
         "picture": row["picture"].hex(), "size": [row["width"], row["height"]], "bucket": list(bucket),
         "repeats": row["repeats"], "weight": row["weight"], "coverage": row["coverage"],
         "views": views,
+        **({"embedding": place(row["embedding_shard"], row["embedding_row"])} if "embedding_shard" in row else {}),
         "texts": [
             {"caption": text["caption"], "weight": text["weight"],
              "row": place(text["shard"], text["row"])}

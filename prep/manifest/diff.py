@@ -25,7 +25,7 @@ from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.shards import keys_at
 
 T = TypeVar("T")
-NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
+NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows", "embedding": "embeddings"}
 # What a changed entry in a field's key context means for all of its rows; {a} is the old value, {b} the new value.
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
@@ -38,6 +38,8 @@ WORDS: Mapping[str, str] = {
     "text.text_windows": "windows of 75 tokens: {b}, was {a}",
     "text.quantization": "the weights of T5 or the language model: {b}, were {a}",
     "text.layout": "the layout is {b}, was {a}",
+    "embedding.model": "the vision model differs",
+    "embedding.output": "the {b} of the vision model is stored, was {a}",
     "mask.origin": "made from {b}, was {a} (alpha: the pictures' transparency; file: mask pictures)",
     "mask.factor": "a latent cell is {b} pixels wide, was {a}",
     "compute": "computed in {b}, was {a}",
@@ -69,7 +71,7 @@ class DiffSide:
         latents = [np.append(samples.views[name], samples.references[name]) for name in ("latent_shard", "latent_row")]
         return {"latent": keys(latents[0], latents[1]),
                 "mask": keys(samples.views["mask_shard"], samples.views["mask_row"]),
-                "text": keys(texts[0], texts[1])}
+                "text": keys(texts[0], texts[1]), "embedding": keys(*samples.embeddings.values())}
 
 
 def names_of(first: Manifest, second: Manifest) -> tuple[str, str]:
@@ -123,7 +125,7 @@ def _noted(work: Callable[[], T], notes: list[str]) -> T | None:
 def _differs(document: Mapping[str, Any]) -> bool:
     """Whether anything differs that training would see; the places of rows and the paths of sources do not count."""
     samples, findings = document["samples"] or {}, document["findings"] or {}
-    fields = document["fields"].values()
+    fields = [field for name, field in document["fields"].items() if name != "embedding"]
     return bool(
         document["model"] or document["buckets"]
         or any(entry["a"] != entry["b"] for entry in document["counts"].values())

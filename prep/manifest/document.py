@@ -7,7 +7,7 @@ manifests/format.md and manifests/manifest.schema.json describe the format.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from prep.parse import Alpha, Unparsed, brief
 from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
-VERSION, WITH_REFERENCES = 1, 2  # the second: of data sets with reference pictures
+VERSION, WITH_REFERENCES, WITH_EMBEDDINGS = 1, 2, 3  # of data sets with reference pictures; with embeddings
 LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
 NAME_IT = "name the manifest.json that prep encode wrote"
 _SOURCE = re.compile(rb"^\s*(\[\[\s*source\s*\]\]|source\s*=)", re.MULTILINE)  # only a recipe has one
@@ -85,6 +85,11 @@ class Manifest:
     def in_store(self) -> bool:
         """Whether it is in a store: rows are uploaded there, and what it names besides its cache is elsewhere."""
         return isinstance(self.path, Bucket)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether its samples have embeddings."""
+        return "embedding" in self.fields
 
     @property
     def alpha(self) -> Alpha | None:
@@ -212,6 +217,11 @@ def _check_kind(path: Place, data: bytes) -> None:
         raise ManifestError(f"{path} is no manifest", hint=NAME_IT)
 
 
+def version_of(shapes: Iterable[BucketShape], *, embedded: bool) -> int:
+    """The version of a manifest with buckets of these shapes, and perhaps with embeddings: the first that has both."""
+    return WITH_EMBEDDINGS if embedded else WITH_REFERENCES if have_references(shapes) else VERSION
+
+
 def write_manifest(path: Place, document: Mapping[str, Any]) -> Manifest:
     """Seals `document`, checks it as a reader would, and writes it: atomically, or to a store, which is read again.
 
@@ -258,15 +268,16 @@ def looks_like_manifest(start: bytes) -> bool:
 def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     if document.get("format") != FORMAT:
         raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
-    if document.get("version") not in (VERSION, WITH_REFERENCES):
+    if document.get("version") not in (VERSION, WITH_REFERENCES, WITH_EMBEDDINGS):
         raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads versions "
-                       f"{VERSION} and {WITH_REFERENCES}")
+                       f"{VERSION} to {WITH_EMBEDDINGS}")
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     shapes = tuple(map(shape_in, document["buckets"]))
-    if (document["version"] == WITH_REFERENCES) != have_references(shapes):
-        raise Unparsed(f"{path} has version {document['version']}, expected {WITH_REFERENCES} if and only if a bucket "
-                       "has references")
+    wanted = version_of(shapes, embedded="embedding" in fields)
+    if document["version"] != wanted:
+        raise Unparsed(f"{path} has version {document['version']}, expected {wanted}: {WITH_EMBEDDINGS} if it has "
+                       f"embeddings, {WITH_REFERENCES} if not and a bucket has references")
     base = _base(path, document["cache"])
     return Manifest(path=path, base=base, document=document, fields=fields, shapes=shapes,
                     buckets=tuple(size for size, _ in shapes))

@@ -189,7 +189,8 @@ def _check_arrays(arrays: dict[str, Any], field: str, family: Family) -> None:
         array = expect(arrays[name], dict, where)
         _exactly(array, ("dtype", "dims"), where)
         is_mask = field == "mask" or name == ATTENTION_MASK
-        one_of(array["dtype"], [dtype for dtype in ITEM_BYTES if (dtype == "uint8") == is_mask], f"{where}.dtype")
+        one_of(array["dtype"], ["float16"] if field == "embedding" else
+               [dtype for dtype in ITEM_BYTES if (dtype == "uint8") == is_mask], f"{where}.dtype")
         if array["dims"] != list(dims):
             raise Unparsed(f"{where}.dims is {brief(array['dims'])}, expected {list(dims)}")
 

@@ -63,6 +63,8 @@ REFERENCE = {"name": pa.string(), "picture": DIGEST, "width": INT, "height": INT
     name: VIEW[name] for name in ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip", "latent_shard",
                                   "latent_row")}
 SAMPLES_WITH_REFERENCES = SAMPLES.append(pa.field("references", _records(**REFERENCE), nullable=False))
+# Of a data set with embeddings: one of each sample, at most; -1: it has none.
+EMBEDDING = ("embedding_shard", "embedding_row")
 SHARDS = _schema(
     digest=DIGEST, field=pa.string(), rows=INT, bytes=pa.int64(),
     shapes=pa.string(),  # canonical JSON {"latent": [4, 64, 64]}
@@ -71,9 +73,12 @@ SHARDS = _schema(
 FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), detail=pa.string())
 
 
-def samples_schema(shapes: Iterable[BucketShape]) -> pa.Schema:
-    """The schema of the SAMPLES table of a data set with buckets of these shapes."""
-    return SAMPLES_WITH_REFERENCES if have_references(shapes) else SAMPLES
+def samples_schema(shapes: Iterable[BucketShape], *, embedded: bool = False) -> pa.Schema:
+    """The schema of the SAMPLES table of a data set with buckets of these shapes, and perhaps with embeddings."""
+    schema = SAMPLES_WITH_REFERENCES if have_references(shapes) else SAMPLES
+    for name in EMBEDDING if embedded else ():
+        schema = schema.append(pa.field(name, INT, nullable=False))
+    return schema
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:

@@ -14,9 +14,10 @@ from prep.models.family import ATTENTION_MASK, TOKEN, Dims, Family, Shape
 PICTURE_DIMS: Mapping[str, Mapping[str, Dims]] = {
     "latent": {"latent": ("c", "h", "w")},
     "mask": {"mask": ("1", "h", "w")},
+    "embedding": {"embedding": ("d",)},
 }
 MASK_OF_PIXELS: Mapping[str, Dims] = {"mask": ("pixel", "h", "w")}  # as many as a cell has, by row
-FIELDS = ("latent", "mask", "text")
+FIELDS = ("latent", "mask", "text", "embedding")
 STD = "std"  # the array of latents whose posterior is "mean+std": standard deviations, beside the means in `latent`
 
 
@@ -30,8 +31,15 @@ def dims_of(family: Family, field: str, *, with_std: bool = False) -> Mapping[st
 
 
 def array_dtype(field: str, array: str, dtype: DType) -> DType:
-    """The dtype of an array, in a cache that stores numbers as `dtype`: masks are always bytes."""
+    """The dtype of an array, in a cache that stores numbers as `dtype`: masks are always bytes, embeddings float16."""
+    if field == "embedding":
+        return "float16"
     return "uint8" if field == "mask" or array == ATTENTION_MASK else dtype
+
+
+def embedding_arrays(width: int) -> tuple[ArraySpec, ...]:
+    """The arrays of an embedding of so many numbers."""
+    return (ArraySpec(name="embedding", dtype="float16", shape=(width,)),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +50,12 @@ class FieldSpecs:
     dtype: DType
     text: Mapping[str, Shape]  # of the longest text row, by array, without the attention mask
     with_std: bool = False  # whether latents have standard deviations, too
+    embedding: int = 0  # numbers of an embedding; 0: there are none
 
     def arrays_of(self, field: str, bucket: Size | None, tokens: int | None = None) -> tuple[ArraySpec, ...]:
         """The arrays of a row of `field`. Text has no bucket; `tokens` is the length of rows that are trimmed."""
+        if field == "embedding":
+            return embedding_arrays(self.embedding)
         dims = self._dims(field)
         return tuple(ArraySpec(name=name, dtype=array_dtype(field, name, self.dtype),
                                shape=self._text(name, dims[name], tokens) if field == "text" else

@@ -87,8 +87,8 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
-    check_keys(table, ("model", "image", "caption", "mask", "references", "edits", "scan", "source", "validation",
-                       "prompts", "cache"), "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "references", "embed", "edits", "scan", "source",
+                       "validation", "prompts", "cache"), "the recipe")
     caption = _record("caption", table, "caption")
     sources = list_of(table.get("source", []), lambda entry, at: _source(entry, at, path.parent, caption), "source")
     if not sources:
@@ -109,6 +109,8 @@ def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
             value = row.spec.check(value, row.name)
             if row.field == "mask":
                 value = _mask(value, base)
+            elif row.field == "embed":
+                value = beside(value, base)
             elif row.field == "references":
                 value = tuple(place_below(base, folder) for folder in value)
             elif row.spec.check is path_check:
@@ -213,7 +215,7 @@ def _options(base: Recipe, values: Mapping[str, Any]) -> tuple[str | Place, ...]
         value = _at(changed, name)
         if value == _at(base, name):
             continue
-        value = Path(value) if name == "model.path" and Path(value).exists() else value
+        value = Path(value) if name in ("model.path", "embed") and Path(value).exists() else value
         value = values[name] if name == "sources" else value
         several = value if name == "references" and isinstance(value, tuple) else (value,)
         for one in several or (NONE,):

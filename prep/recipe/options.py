@@ -110,6 +110,7 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="missing_reference", flag="--missing-reference"),
     RecipeOption(key="reference_fit", flag="--reference-fit"),
     RecipeOption(key="reference_resolution", flag="--reference-resolution"),
+    RecipeOption(key="embed", flag="--embed"),
     RecipeOption(key="edits", flag="--edits", more=", or none"),
     RecipeOption(key="validation", flag="--validation"),
     RecipeOption(key="prompts", flag="--prompts", more="; none: without those of the manifest that is replaced"),

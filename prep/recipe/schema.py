@@ -168,6 +168,9 @@ class Recipe:
     reference_resolution: int = setting(0, name="references.resolution", high=MOST_RESOLUTION,
                                         help="side of the square whose area larger reference pictures are scaled down "
                                         "to, with fit family", derived="the family's")
+    embed: str = setting("", name="embed.model", example="models/dinov2-base", help="a vision model that makes an "
+                         "embedding of each picture, to find near-duplicates and outliers: DINOv2, SigLIP or CLIP, a "
+                         "directory or a Hub id", derived="none, and no embeddings")
     edits: Path | None = setting(None, name="edits.from", check=path_check, values="a directory",
                                  help="directory of edited captions and masks, which replace those beside the pictures",
                                  derived="that of prep view --edit, if it has any")

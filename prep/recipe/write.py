@@ -41,6 +41,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
              *writer.section("mask", _masks(recipe, shown))]
     lines += writer.section("references", _references(recipe, shown))
+    lines += writer.section("embed", {"model": recipe.embed} if recipe.embed else {})
     lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
     lines += writer.section("cache", {} if recipe.cache is None else {"path": recipe.cache})
     scan = _changed(recipe.scan, shown, "scan")
@@ -126,7 +127,7 @@ class _RecipeWriter:
         if isinstance(value, Path):
             text = relative_to(value, self.base)
             return quoted(f"./{text}" if key.startswith(("mask.", "source.mask")) and text in MASKS else text)
-        if key == "model.path" and value:
+        if key in ("model.path", "embed.model") and value:
             return quoted(moved(value, lambda path: relative_to(path, self.base)))
         if isinstance(value, str):
             return quoted(value)

@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pictures import draw
 from typer.main import get_command
+from vision_models import build
 
 from prep.errors import Problem
 
@@ -66,7 +67,9 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     assert checked("bucket", photos, *SMALL, "--min-bucket", 2, "--suggest", "--crop", "random", "--views", 2,
                    "--upscale", "allow", "--max-upscale", 1)["suggestions"]
     checked("mask", photos, "--with", "threshold", "-o", tmp_path / "masks")
-    encode = ("encode", photos, "--model", tiny_model, "--cache", cache, *SMALL, "--device", "cpu")
+    seeing = build(tmp_path / "seeing", "siglip")
+    checked("embed", photos, "--model", seeing, "--cache", cache, *SMALL, "--device", "cpu")
+    encode = ("encode", photos, "--embed", seeing, "--model", tiny_model, "--cache", cache, *SMALL, "--device", "cpu")
     checked(*encode, "-o", a, "--dry-run", code=0)
     assert checked(*encode, "-o", a, "--mask", "sidecar", "--validation", 0.25)["rejected"]
     assert checked("seal", photos, "--model", tiny_model, "--cache", cache, *SMALL, "-o", a, "--mask", "sidecar",

@@ -23,7 +23,7 @@ SAMPLE = {f"--{name}": SETTINGS[f"sample.{name}"] for name in ("steps", "guidanc
 STEPS = {flag: TRAIN[flag] for flag in ("--batch-size", "--micro-batch", "--seed", "--underfill")}
 SET_BY = {  # command → what its options set
     **{("prep", name): RECIPE for name in ("scan", "view")},
-    **{("prep", name): RECIPE | ENCODE for name in ("encode", "seal", "import")},
+    **{("prep", name): RECIPE | ENCODE for name in ("embed", "encode", "seal", "import")},
     ("prep", "bucket"): RECIPE | STEPS, ("train", "run"): TRAIN, ("train", "check"): TRAIN, ("train", "sample"): SAMPLE,
 }
 # Options that do not limit their values: they are checked when they are used, with the message that a file gets.

@@ -25,7 +25,7 @@ from prep.digest import canonical, digest_json, with_checksum
 from prep.fs.paths import MARKER
 from prep.geometry import Placement
 from prep.images.decode import POLICY
-from prep.manifest.tables import FINDINGS, SAMPLES, SAMPLES_WITH_REFERENCES, SHARDS
+from prep.manifest.tables import FINDINGS, SAMPLES, SAMPLES_WITH_REFERENCES, SHARDS, samples_schema
 from prep.models.families.registry import FAMILIES
 from prep.models.fields import FIELDS, dims_of
 from prep.parse import sealed_json
@@ -244,6 +244,8 @@ KEY_OF = {
                          alpha=None if each["alpha"] is None else tuple(each["alpha"])) for each in d["references"]]),
     "unconditional": lambda d: keys.unconditional_key(d["context"]),
     "sample": lambda d: keys.sample_id(d["picture"], tuple(d["bucket"]), d["copy"]),
+    "embedding": lambda d: keys.EmbeddingKeys(d["context"]).key(
+        d["picture"], placement(d["placement"]), None if d["alpha"] is None else tuple(d["alpha"])),
     "task": lambda d: importlib.import_module("prep.encode.plan")._task(d["field"], d["rows"]).key,
     "plan": digest_json,
 }
@@ -399,6 +401,11 @@ def test_the_columns_of_a_table_are_those_of_the_code(name, schema):
 def test_the_column_of_references_is_that_of_the_code():
     assert [row[:2] for row in rows(section(7), "of references")] == columns(
         pa.schema([field for field in SAMPLES_WITH_REFERENCES if field.name not in SAMPLES.names]))
+
+
+def test_the_columns_of_embeddings_are_those_of_the_code():
+    assert [row[:2] for row in rows(section(7), "of embeddings")] == columns(
+        pa.schema([field for field in samples_schema((), embedded=True) if field.name not in SAMPLES.names]))
 
 
 def test_the_columns_of_a_plan_are_those_of_the_code(tmp_path):

@@ -13,7 +13,7 @@ from prep.cache.ledger.ledger import write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
-from prep.encode.engines.job import Job, provenance
+from prep.encode.engines.job import PictureJob, provenance
 from prep.encode.engines.rows import NOT_FINITE
 from prep.encode.targets.records import Made
 from prep.errors import CacheError
@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 class Tally:
     """Counts encoded rows and failed rows."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PictureJob) -> None:
         self.encoded: Counter[str] = Counter()
         self.transient: list[Finding] = []
         self.notices: list[str] = []
@@ -62,14 +62,13 @@ def check_failed(failed: int, most: int, last: str) -> None:
                          hint="--compute float32 helps if latents are not finite; bad pictures do not count")
 
 
-def commit_task(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: Tally, device: str,
+def commit_task(job: PictureJob, task: Task, rows: Iterable[tuple[str, Made]], tally: Tally, device: str,
                 stop: threading.Event) -> None:
     """Writes a task's shard and then its commit; an interruption while rows are made leaves nothing."""
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
     made_keys: list[str] = []
-    specs = job.specs.arrays_of(task.field, job.bucket_of(task), job.tokens_of(task))
-    with ShardWriter(job.cache, task.field, specs) as writer:
+    with ShardWriter(job.cache, task.field, job.arrays_of(task)) as writer:
         for key, made in rows:
             if isinstance(made, Reject | Finding):
                 tally.refuse(made)

@@ -17,7 +17,7 @@ from typing import Any
 
 from prep.encode.engines import local
 from prep.encode.engines.claims import SharedClaims
-from prep.encode.engines.job import Job, Outcome
+from prep.encode.engines.job import Outcome, PictureJob
 from prep.errors import OutOfMemoryError
 from prep.progress import Progress, Tick, silent
 from prep.runtime import defer_interrupts, safe_path
@@ -25,7 +25,7 @@ from prep.workers.crew import Crew
 from prep.workers.processes import Processes
 
 
-def run(job: Job, progress: Progress = silent) -> Outcome:
+def run(job: PictureJob, progress: Progress = silent) -> Outcome:
     """Runs every task of `job` on the devices that it names. Raises as `local.run` does, and `UsageError`."""
     devices = _devices(job.device)
     if len(devices) == 1:
@@ -62,7 +62,7 @@ def _lost(device: str, code: int) -> Exception:
     return RuntimeError(f"the process that encodes on {device} ended with exit code {code}")
 
 
-def _encode(job: Job, on_cpu: int, device: str, progress: Progress) -> Outcome:
+def _encode(job: PictureJob, on_cpu: int, device: str, progress: Progress) -> Outcome:
     """In a process: runs the tasks that it can claim."""
     if device == "cpu":
         from prep.models.tensors import share_cpu  # here: as above

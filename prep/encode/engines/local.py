@@ -1,7 +1,7 @@
 """Runs tasks on one device, in this process: workers decode pictures while the device encodes earlier ones.
 
 A thread of its own writes (`writing.py`). A task becomes one shard and one commit, or nothing if interrupted. Batches
-never span tasks. Masks come first (no model), then text, then latents, so that text encoder and VAE are never in memory
+never span tasks. Masks come first (no model), then embeddings, text and latents, so that no two encoders are in memory
 together.
 """
 
@@ -9,36 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from prep.cache.ledger.ledger import is_finished
 from prep.cache.records import Task
 from prep.encode.engines.commit import Tally, commit_task, ticked
-from prep.encode.engines.job import Job, Outcome
+from prep.encode.engines.job import Job, Outcome, PictureJob
 from prep.encode.engines.order import from_random_start, made_ahead, tasks_left, unfinished, with_next
 from prep.encode.engines.rows import (
     by_kind,
+    embedded_pixels,
     imported_row,
-    latent_rows,
     mask_row,
     picture_pixels,
+    picture_rows,
     text_batches,
     text_rows,
 )
 from prep.encode.engines.tools import Tools
 from prep.encode.engines.writing import WritingThread
+from prep.encode.options import EMBED_BATCH
 from prep.encode.targets.records import Made
 from prep.errors import ModelError
 from prep.models.family import TOKEN
+from prep.models.vision.model import VisionModel
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
 
-FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
+# In encoding order, with their names for people.
+FIELDS = {"mask": "masks", "embedding": "embeddings", "text": "text", "latent": "latents"}
 
 
-def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Outcome:
+def run(job: PictureJob, progress: Progress = silent, tools: Tools | None = None) -> Outcome:
     """Runs every task of `job`. Raises `ModelError`, and `CacheError` past max_rejects.
 
     `tools` are kept for the next job with the same settings; without, they are this job's own. Each field has its own
@@ -46,15 +50,17 @@ def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Ou
     time.
     """
     tally = Tally(job)
-    by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
+    by_field: dict[str, list[Task]] = {field: [] for field in FIELDS}
     for task in job.tasks:
         by_field[task.field].append(task)
     with WritingThread[tuple[str, Made]]() as writing, \
             Tools(job.jobs) if tools is None else nullcontext(tools) as used:
         sink = _Sink(job, tally, writing)
         _encode_masks(job, by_field["mask"], used, sink, progress)
-        _encode_texts(job, by_field["text"], used, sink, progress)
-        _encode_latents(job, by_field["latent"], used, sink, progress)
+        _embed(job, by_field["embedding"], used, sink, progress)
+        if isinstance(job, Job):
+            _encode_texts(job, by_field["text"], used, sink, progress)
+            _encode_latents(job, by_field["latent"], used, sink, progress)
     return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices),
                    failed=tally.failed)
 
@@ -63,7 +69,7 @@ def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Ou
 class _Sink:
     """Where rows go: through a thread to the cache, counted."""
 
-    job: Job
+    job: PictureJob
     tally: Tally
     writing: WritingThread[tuple[str, Made]]
 
@@ -73,16 +79,16 @@ class _Sink:
                                                     self.writing.abandoned), ticked(rows, tick))
 
 
-def bar_of(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
+def bar_of(job: PictureJob, field: str, progress: Progress) -> AbstractContextManager[Tick]:
     """The progress bar of a field's rows; its title numbers the field."""
     fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
     rows = sum(len(task.rows) for task in job.tasks if task.field == field)
     which = f" ({fields.index(field) + 1} of {len(fields)})" if len(fields) > 1 else ""
-    verb = "importing" if field == "latent" and job.latents is not None else "encoding"
+    verb = "importing" if field == "latent" and isinstance(job, Job) and job.latents is not None else "encoding"
     return progress(f"{verb} {FIELDS[field]}{which}", rows, "rows")
 
 
-def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
+def _encode_masks(job: PictureJob, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                   progress: Progress) -> None:
     tasks_here = tasks_left(job, tasks)
     if tasks_here is None:
@@ -90,6 +96,32 @@ def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
     with bar_of(job, "mask", progress) as tick:
         for task, rows in made_ahead(job, tasks_here, tools, mask_row, job.targets.masks):
             sink.take(task, rows, tick, "cpu")
+
+
+def _embed(job: PictureJob, tasks: Sequence[Task], tools: Tools, sink: _Sink, progress: Progress) -> None:
+    tasks_here = tasks_left(job, tasks)
+    if tasks_here is None:
+        return
+    vision = job.vision
+    assert vision is not None, "a job with embeddings says what makes them"
+    with phase(progress, "loading the vision model"):
+        encoder = tools.encoder("embedding", lambda: vision_encoder(vision, job.device, tools))
+    with bar_of(job, "embedding", progress) as tick:
+        ahead = replace(job, batch_size=EMBED_BATCH)
+        for task, pixels in made_ahead(ahead, tasks_here, tools, embedded_pixels, job.targets.embeddings):
+            sink.take(task, picture_rows(pixels, encoder, EMBED_BATCH, "embedding"), tick, job.device)
+    sink.tally.note_batches(encoder.batches, "pictures", "")
+
+
+def vision_encoder(vision: VisionModel, device: str, tools: Tools) -> Any:
+    """The vision model, loaded; its memory is let go with `tools`. Raises `ModelError`, `OutOfMemoryError`."""
+    with defer_interrupts():
+        from prep.models.device.memory import memory_freed  # here: as below
+        from prep.models.vision.encoder import VisionEncoder
+
+    encoder = VisionEncoder(vision, device=device)
+    tools.hold(memory_freed(encoder.batches.device))
+    return encoder
 
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, progress: Progress) -> None:
@@ -159,7 +191,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
         encoder = tools.encoder("latent", lambda: _vae_encoder(job, tools))
     with bar_of(job, "latent", progress) as tick:
         for task, pixels in made_ahead(job, tasks_here, tools, picture_pixels, job.targets.latents):
-            sink.take(task, latent_rows(pixels, encoder, size), tick, job.device)
+            sink.take(task, picture_rows(pixels, encoder, size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 

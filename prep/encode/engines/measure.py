@@ -13,10 +13,19 @@ from typing import Any
 
 from prep.cache.records import Task
 from prep.encode.engines.job import Job
-from prep.encode.engines.local import pictures_at_once
-from prep.encode.engines.rows import by_kind, latent_rows, mask_row, picture_pixels, text_batches, text_rows
+from prep.encode.engines.local import FIELDS, pictures_at_once, vision_encoder
+from prep.encode.engines.rows import (
+    by_kind,
+    embedded_pixels,
+    mask_row,
+    picture_pixels,
+    picture_rows,
+    text_batches,
+    text_rows,
+)
 from prep.encode.engines.tools import Tools
 from prep.encode.forecast.estimate import Measured
+from prep.encode.options import EMBED_BATCH
 from prep.geometry import Size
 from prep.models.loading import quiet_libraries
 from prep.progress import Progress, phase
@@ -32,13 +41,13 @@ def measure(job: Job, progress: Progress) -> Measured:
 
 def _measured(job: Job, tools: Tools, progress: Progress) -> Measured:
     by_field: dict[str, list[Task]] = {field: [task for task in job.tasks if task.field == field]
-                                       for field in ("mask", "text", "latent")}
+                                       for field in FIELDS}
     quiet_libraries()
     from prep.models.device.memory import memory_freed, peak_memory  # here: without --measure no torch is imported
     from prep.models.tensors import pick_device
 
     seconds, loading, rows = 0.0, 0.0, {}
-    for field, run in (("mask", _masks), ("text", _texts), ("latent", _latents)):
+    for field, run in (("mask", _masks), ("embedding", _embeddings), ("text", _texts), ("latent", _latents)):
         if by_field[field]:
             with phase(progress, f"measuring {field}"), memory_freed(pick_device(job.device)):
                 loaded, took, rows[field] = run(job, by_field[field], tools)
@@ -53,6 +62,17 @@ def _masks(job: Job, tasks: list[Task], tools: Tools) -> Took:
     keys = [key for task in tasks for key in task.rows]
     took, made = _timed(lambda: [mask_row(job, job.targets.masks[key], tools.workers) for key in keys[:MASKS]])
     return 0.0, took / len(made) * len(keys) / job.jobs, len(made)
+
+
+def _embeddings(job: Job, tasks: list[Task], tools: Tools) -> Took:
+    assert job.vision is not None, "a job with embeddings says what makes them"
+    keys, begun = [key for task in tasks for key in task.rows], time.monotonic()
+    encoder = vision_encoder(job.vision, job.device, tools)
+    loading, some = time.monotonic() - begun, keys[:EMBED_BATCH]
+    decoding, pixels = _timed(lambda: [(key, embedded_pixels(job, job.targets.embeddings[key], tools.workers))
+                                       for key in some])
+    encoding, _ = _timed(lambda: list(picture_rows(iter(pixels), encoder, EMBED_BATCH, "embedding")))
+    return loading, max(decoding / job.jobs, encoding) / len(some) * len(keys), len(some)
 
 
 def _texts(job: Job, tasks: list[Task], tools: Tools) -> Took:
@@ -88,7 +108,7 @@ def _latents(job: Job, tasks: list[Task], tools: Tools) -> Took:
     keys = largest.rows[:size]
     decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], tools.workers))
                                        for key in keys])
-    encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, size)))
+    encoding, _ = _timed(lambda: list(picture_rows(iter(pixels), encoder, size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
     return loading, each * sum(area(task) * len(task.rows) for task in tasks) / area(largest), len(keys)
 

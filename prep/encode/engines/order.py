@@ -11,17 +11,17 @@ from typing import Any
 
 from prep.cache.ledger.ledger import is_done
 from prep.cache.records import Task
-from prep.encode.engines.job import Job
+from prep.encode.engines.job import PictureJob
 from prep.encode.engines.tools import FETCHERS, Tools
 from prep.encode.targets.records import PictureTarget
 from prep.fs.blob import waits
 from prep.workers.pool import WorkerPool
 
 TAKEN = 8  # tasks of text that a process takes at once, if there are several
-Make = Callable[[Job, PictureTarget, WorkerPool], Any]
+Make = Callable[[PictureJob, PictureTarget, WorkerPool], Any]
 
 
-def tasks_left(job: Job, tasks: Sequence[Task]) -> Iterator[Task] | None:
+def tasks_left(job: PictureJob, tasks: Sequence[Task]) -> Iterator[Task] | None:
     """The tasks that are left for this process; `None` if there are none, so that no model is loaded for them."""
     tasks_here = unfinished(job, from_random_start(tasks))
     first = next(tasks_here, None)
@@ -35,7 +35,7 @@ def from_random_start(tasks: Sequence[Task]) -> deque[Task]:
     return ordered
 
 
-def unfinished(job: Job, tasks: deque[Task]) -> Iterator[Task]:
+def unfinished(job: PictureJob, tasks: deque[Task]) -> Iterator[Task]:
     """Takes from `tasks` those that no other process has finished by the time they are reached, nor one of this run
     has taken.
 
@@ -52,7 +52,7 @@ def unfinished(job: Job, tasks: deque[Task]) -> Iterator[Task]:
             yield task
 
 
-def with_next(job: Job, ours: Iterator[Task], rest: Iterable[Task]) -> Iterator[tuple[Task, list[Task]]]:
+def with_next(job: PictureJob, ours: Iterator[Task], rest: Iterable[Task]) -> Iterator[tuple[Task, list[Task]]]:
     """Each task, with itself and those that this process will probably encode after it.
 
     Processes of one run take several tasks at once, because each must load every text encoder for what it takes.
@@ -67,7 +67,7 @@ def start_at(tasks: Sequence[Task]) -> int:
     return secrets.randbelow(len(tasks)) if tasks else 0
 
 
-def made_ahead(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
+def made_ahead(job: PictureJob, tasks: Iterable[Task], tools: Tools, make: Make,
                targets: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
     """Each task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
     for task, results in groupby(_in_order(job, tasks, tools, make, targets), key=lambda result: result[0]):
@@ -76,7 +76,7 @@ def made_ahead(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
         yield task, ((key, made) for _, key, made in results)
 
 
-def _in_order(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
+def _in_order(job: PictureJob, tasks: Iterable[Task], tools: Tools, make: Make,
               targets: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
     rows = ((task, key) for task in tasks for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()

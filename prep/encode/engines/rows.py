@@ -13,13 +13,14 @@ import numpy as np
 
 from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
-from prep.encode.engines.job import Job
-from prep.encode.engines.protocol import Cell, PictureMessage, PixelsMessage, Reading
+from prep.encode.engines.job import Job, PictureJob
+from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
 from prep.encode.engines.tools import Tools
 from prep.encode.options import TEXT_BATCH
 from prep.encode.targets.records import Made, PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.fs.blob import error_code
+from prep.images.resize import scaled_pixels
 from prep.parse import Unparsed, alpha_of, alpha_setting, color_below
 from prep.workers.pool import WorkerLost, WorkerPool
 
@@ -66,21 +67,22 @@ def by_kind(targets: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str
             yield list(texts), list(texts.values()), negative
 
 
-def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:
-    """Rows in key order; only the task and the batch size decide the batches.
+def picture_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int, what: str = "latent"
+                 ) -> Iterator[tuple[str, Made]]:
+    """Rows in key order, each `what` of a picture; only the task and the batch size decide the batches.
 
     Before the rows of a batch are waited for, `encoder.ahead` more are begun.
     """
     begun: deque[Iterator[tuple[str, Made]]] = deque()
     for chunk in chunks(pixels, batch_size):
-        begun.append(_begin(chunk, encoder))
+        begun.append(_begin(chunk, encoder, what))
         if len(begun) > encoder.ahead:
             yield from begun.popleft()
     for rows in begun:
         yield from rows
 
 
-def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str, Made]]:
+def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any, what: str) -> Iterator[tuple[str, Made]]:
     """Begins a batch: its rows, which are waited for when the first is asked for."""
     good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
     latents = encoder.begin(_together([image for _, image in good])) if good else list
@@ -92,7 +94,7 @@ def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str
                 yield key, image
             else:
                 row = made[key]
-                yield key, row if row is not None else non_finite(key, "latent")
+                yield key, row if row is not None else non_finite(key, what)
 
     return rows()
 
@@ -107,30 +109,42 @@ def _together(images: Sequence[Pixels]) -> Pixels:
     return batch
 
 
-def picture_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+def picture_pixels(job: PictureJob, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
     """The pixels that the VAE gets for a target, decoded by a worker; or why there are none. uint8 [H, W, 3]; with a
     hole [H, W, 4], the last channel 0 there and 255 elsewhere; where transparency is kept, that is opacity."""
     return _decoded(job, target, "picture", decoders)
 
 
-def seen_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+def seen_pixels(job: PictureJob, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
     """The pixels, uint8 [H, W, 3], that the text encoder gets; or why there are none."""
     return picture_pixels(replace(job, alpha=alpha_setting(color_below(alpha_of(job.alpha)))), target, decoders)
 
 
-def imported_row(job: Job, target: PictureTarget, _decoders: WorkerPool) -> Made:
+def embedded_pixels(job: PictureJob, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+    """The pixels, uint8 [H, W, 3], that the vision model gets, not normalized; or why there are none."""
+    pixels, vision = seen_pixels(job, target, decoders), job.vision
+    assert vision is not None, "a job with embeddings says what makes them"
+    if not isinstance(pixels, np.ndarray):
+        return pixels
+    how, (height, width) = vision.preparation, pixels.shape[:2]
+    return scaled_pixels(pixels, how.scaled_size((width, height)), how.crop, how.resample)
+
+
+def imported_row(job: PictureJob, target: PictureTarget, _decoders: WorkerPool) -> Made:
     """The arrays of a latent that another program made; or why there are none."""
+    assert isinstance(job, Job), "only a model with a family has latents"
     assert job.latents is not None, "a job with imported latents says what makes them"
     return job.latents.row(target)
 
 
-def mask_row(job: Job, target: PictureTarget, decoders: WorkerPool) -> Made:
+def mask_row(job: PictureJob, target: PictureTarget, decoders: WorkerPool) -> Made:
     """The mask (uint8 [M, h, w] of latent cells) of a target, decoded by a worker; or why there is none."""
     made = _decoded(job, target, target.mask_from, decoders)
     return {"mask": made} if isinstance(made, np.ndarray) else made
 
 
-def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
+def _decoded(job: PictureJob, target: PictureTarget, reading: Reading, decoders: WorkerPool
+             ) -> Pixels | Reject | Finding:
     """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
     try:
         message = _message(job, target, reading, decoders.closed)
@@ -149,12 +163,11 @@ def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: Worker
     return Finding(path=target.name, code=answer.code, severity="error", detail=f"{target.file} {answer.detail}")
 
 
-def _message(job: Job, target: PictureTarget, reading: Reading, stop: threading.Event) -> PictureMessage:
+def _message(job: PictureJob, target: PictureTarget, reading: Reading, stop: threading.Event) -> PictureMessage:
     """What a worker is asked for. Raises `OSError`, `StoreError`, `Stopped`."""
-    family, hole = job.specs.family, target.hole
-    ask = partial(PictureMessage.of, placement=target.placement, color=job.alpha, factor=family.factor, stop=stop)
+    (factor, cell), hole = job.cell, target.hole
+    ask = partial(PictureMessage.of, placement=target.placement, color=job.alpha, factor=factor, stop=stop)
     cut = None if hole is None else ask(hole.mask_from, hole.blob, hole.digest, cell="whole")
-    cell: Cell = "mean" if family.inpainting is None else family.inpainting.cell
     return ask(reading, target.blob, target.digest, cell=cell, hole=cut)
 
 

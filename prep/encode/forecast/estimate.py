@@ -19,7 +19,9 @@ from prep.formatting import clock, format_bytes, grouped
 from prep.models.components import class_of
 from prep.models.configs import pipeline_index
 from prep.models.fingerprint import text_files, vae_files
+from prep.models.pipeline import single_model_files
 from prep.models.text.quantization import encoder_bytes
+from prep.models.vision.model import COMPUTE
 from prep.models.weights import shapes_in
 
 if TYPE_CHECKING:
@@ -144,4 +146,7 @@ def _weights(resolved: ResolvedRecipe, planned: EncodePlan) -> int:
     if planned.missing["latent"]:
         shapes = shapes_in(vae_files(resolved.model).tensors)
         sizes.append(ITEM_BYTES[resolved.contexts.latent["compute"]] * sum(map(prod, shapes.values())))
+    if resolved.vision is not None and planned.missing.get("embedding"):
+        shapes = shapes_in(single_model_files(resolved.vision.folder).tensors)
+        sizes.append(ITEM_BYTES[COMPUTE] * sum(map(prod, shapes.values())))
     return max(sizes)

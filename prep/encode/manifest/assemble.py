@@ -17,14 +17,14 @@ from prep.encode.manifest.mask_coverage import coverage
 from prep.encode.manifest.rejected import keys_of, require_training, split_prompts, split_samples
 from prep.encode.manifest.replaced import keep_replaced
 from prep.encode.plan import EncodePlan
+from prep.encode.report import errors_of
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets.records import PromptTarget
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo
 from prep.fs.place import Place, relative_name
-from prep.geometry import have_references
-from prep.manifest.document import VERSION, WITH_REFERENCES, Manifest, write_manifest
+from prep.manifest.document import Manifest, version_of, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
@@ -45,24 +45,25 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     if resolved.targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = split_samples(resolved, ledger, refs, transient)
-    require_training(resolved, samples, rejected)
+    require_training(resolved, samples, errors_of(tuple(rejected)))
     prompts, lost = split_prompts(resolved.targets.prompts, refs)
     used = _used(resolved, samples, prompts, refs)
     with closing(Reader(cache)) as reader:
         numbers, shards = _shard_table(ledger, used.by_shard(), resolved, reader)
         means = coverage(reader, facts, samples, refs) if resolved.targets.masks else {}
-    buckets = buckets_of(samples)
+    buckets, embedded = buckets_of(samples), resolved.contexts.embedding is not None
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
-        "version": WITH_REFERENCES if have_references(samples.shapes) else VERSION,
+        "version": version_of(samples.shapes, embedded=embedded),
         "fields": fields_of(resolved, used, ledger),
         "buckets": buckets,
         "samples": roles_of(buckets),
         "prompts": prompt_document(None if file is None else relative_name(file, path), prompt_bytes,
                                    resolved.targets.unconditional, prompts, refs, numbers),
         "tables": {
-            "samples": write_table(cache, build_samples(samples, samples.shapes, refs, numbers, means)),
+            "samples": write_table(cache, build_samples(samples, samples.shapes, refs, numbers, means,
+                                                        embedded=embedded)),
             "shards": write_table(cache, shards),
             "findings": write_table(cache, build_findings(findings)),
         },
@@ -86,7 +87,7 @@ def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable
     """The rows that samples and prompts use: all rows, if no wanted row is missing."""
     if len(refs) == resolved.targets.rows:
         return refs
-    keys = {key for sample in samples for key in keys_of(sample)}
+    keys = {key for sample in samples for key in (*keys_of(sample), *sample.keys("embedding"))}
     keys |= {key for prompt in prompts for key in prompt.keys}
     return refs.only(keys | {resolved.targets.unconditional})
 

@@ -81,7 +81,7 @@ def fields_of(resolved: ResolvedRecipe, used: StoredRows, ledger: Ledger) -> dic
     documents: dict[str, Any] = {}
     rows = resolved.targets.rows_by_field()
     for field, context in resolved.contexts.by_field().items():
-        own = used.only(rows[field])
+        own = used.only(rows.get(field, {}))
         shards = own.by_shard()
         documents[field] = {"context": context, "arrays": resolved.specs.as_manifest(field), "rows": len(own),
                             "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}

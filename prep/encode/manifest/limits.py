@@ -17,7 +17,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets.records import PromptTarget
 from prep.errors import ConfigError
 from prep.fs.place import Place, relative_name
-from prep.manifest.document import LIMIT, VERSION
+from prep.manifest.document import LIMIT, version_of
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
 from prep.recipe.prompts import Prompt, read_prompts
@@ -63,7 +63,7 @@ def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) ->
     buckets = buckets_of(resolved.targets.samples)
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
     return {
-        **frame, "version": VERSION,
+        **frame, "version": version_of(resolved.targets.samples.shapes, embedded=resolved.vision is not None),
         "fields": {field: {"context": context, "arrays": resolved.specs.as_manifest(field), **largest}
                    for field, context in resolved.contexts.by_field().items()},
         "buckets": buckets, "samples": roles_of(buckets),

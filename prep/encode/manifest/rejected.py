@@ -19,7 +19,8 @@ NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a t
 
 def split_samples(resolved: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
                   transient: Sequence[Finding]) -> tuple[Samples, list[Finding]]:
-    """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
+    """Samples with all their rows in the cache, and a finding for each other sample; one that lacks its embedding alone
+    stays, without it. Raises `CacheError`."""
     if len(refs) == resolved.targets.rows:
         return resolved.targets.samples, []
     said = {finding.path: finding for finding in transient}
@@ -27,7 +28,10 @@ def split_samples(resolved: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, R
     findings: list[Finding] = []
     for sample, path in zip(resolved.targets.samples, resolved.targets.labels, strict=True):
         if all(key in refs for key in keys_of(sample)):
-            whole.add(sample)
+            lacks = sample.embedding is not None and sample.embedding not in refs
+            whole.add(sample._replace(embedding=None) if lacks else sample)
+            findings += [Finding(path=path, code="not-embedded", severity="warning", detail=(
+                "has no embedding, which could not be made; training needs none"))] if lacks else []
         else:
             findings.append(_reject_of(resolved, ledger, sample, path) or said.get(path)
                             or _unmade(path, known=bool(transient)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prep.dataset.ingest import KnownReference
+from prep.dataset.ingest import KnownItem, KnownReference
 from prep.encode.targets.records import Contexts, LatentSource, PictureTarget, TextTarget, TextTargets
 from prep.formatting import printable_name
 from prep.geometry import Placement
-from prep.keys import ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys
+from prep.keys import EmbeddingKeys, ImportedLatentKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys
 from prep.manifest.samples import Reference
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, Vision
@@ -28,6 +28,7 @@ class RowKeys:
     vision: Vision | None  # how the text encoder sees references; None: it does not
     alpha: Alpha | None  # what becomes of transparency; None: it is refused
     origin: str | None = None  # of samples' masks: "file" or "alpha"; None: there are none
+    embedding: EmbeddingKeys | None = None  # of samples; None: they have none
     draws: bool = False  # whether masks are drawn for pictures that have none
     imported: tuple[LatentSource, ImportedLatentKeys] | None = None  # of samples, instead of `latent`
 
@@ -44,6 +45,7 @@ class RowKeys:
         """The keys of a recipe's rows, also of its prompts."""
         keys = cls.of_prompts(contexts, FAMILIES[recipe.model.family], alpha_of(recipe.image.alpha))
         return replace(keys, origin=None if contexts.mask is None else contexts.mask["origin"],
+                       embedding=None if contexts.embedding is None else EmbeddingKeys(contexts.embedding),
                        imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)))
 
     def of_source(self, recipe: Recipe, source: int) -> RowKeys:
@@ -77,6 +79,15 @@ class Seen:
         """Its pixels for the text row `key`."""
         return PictureTarget(key=key, name=name, file=self.file, blob=self.known.blob, digest=self.known.picture,
                              placement=self.picture.placement)
+
+
+def embedding_target(item: KnownItem, first: Placement, keys: EmbeddingKeys, alpha: Alpha | None) -> PictureTarget:
+    """The target of an item's embedding: that of its first view, not mirrored. `alpha`: what becomes of transparency.
+    """
+    placement, name = replace(first, flip=False), item.item.label
+    key = keys.key(item.picture, placement, color_below(alpha) if item.has_alpha else None)
+    return PictureTarget(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
+                         placement=placement)
 
 
 def add_text(targets: TextTargets, keys: TextKeys, caption: str | None, seen: Sequence[Seen], name: str, *,

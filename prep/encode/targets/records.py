@@ -158,10 +158,11 @@ class Contexts:
     latent: Mapping[str, Any]
     mask: Mapping[str, Any] | None
     text: Mapping[str, Any]
+    embedding: Mapping[str, Any] | None = None  # None: the recipe names no vision model
 
     def by_field(self) -> dict[str, Mapping[str, Any]]:
         """Context by field name, without fields that have none."""
-        named = {"latent": self.latent, "mask": self.mask, "text": self.text}
+        named = {"latent": self.latent, "mask": self.mask, "text": self.text, "embedding": self.embedding}
         return {name: context for name, context in named.items() if context is not None}
 
 
@@ -176,17 +177,19 @@ class Targets:
     latents: Mapping[str, PictureTarget]
     masks: Mapping[str, PictureTarget]
     texts: Mapping[str, TextTarget]
+    embeddings: Mapping[str, PictureTarget] = field(default_factory=dict)
     findings: tuple[Finding, ...]
     notices: tuple[str, ...] = field(default=())
 
     def bucket_of(self, field: str, key: str) -> Size | None:
-        """The bucket of a latent or mask row; text has none."""
+        """The bucket of a latent or mask row; the shapes of others do not depend on it."""
         targets = {"latent": self.latents, "mask": self.masks}.get(field, {})
         return targets[key].placement.bucket if key in targets else None
 
     def rows_by_field(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
-        """The targets of each field, by key."""
-        return {"latent": self.latents, "mask": self.masks, "text": self.texts}
+        """The targets of each field, by key; embeddings only if there are some."""
+        embeddings = {"embedding": self.embeddings} if self.embeddings else {}
+        return {"latent": self.latents, "mask": self.masks, "text": self.texts, **embeddings}
 
     def by_field(self) -> dict[str, list[str]]:
         """The wanted keys of each field, sorted."""
@@ -195,11 +198,11 @@ class Targets:
     @property
     def rows(self) -> int:
         """How many rows are wanted."""
-        return len(self.latents) + len(self.masks) + len(self.texts)
+        return len(self.latents) + len(self.masks) + len(self.texts) + len(self.embeddings)
 
     def keys(self) -> list[str]:
         """All wanted keys, sorted."""
-        return sorted([*self.latents, *self.masks, *self.texts])
+        return sorted([*self.latents, *self.masks, *self.texts, *self.embeddings])
 
 
 def by_first_sample(samples: Iterable[Sample], field: str, keys: Iterable[str]) -> list[str]:

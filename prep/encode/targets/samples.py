@@ -11,7 +11,14 @@ from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prompt_references import NO_REFERENCES, PromptReferences
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
-from prep.encode.targets.keys import RowKeys, add_text, reference_of, reference_target, under_its_mask
+from prep.encode.targets.keys import (
+    RowKeys,
+    add_text,
+    embedding_target,
+    reference_of,
+    reference_target,
+    under_its_mask,
+)
 from prep.encode.targets.prompts import painted_in, targets_of_prompts
 from prep.encode.targets.records import Contexts, LatentSource, PictureTarget, PictureTargets, Targets, TextTargets
 from prep.formatting import printable_name
@@ -36,12 +43,16 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     once = len(bucketing.rules) == 1  # each item makes at most one sample
     keys = RowKeys.of(recipe, contexts, latents_from)
     samples, labels = Samples(), list[str]()
-    latents, masks, texts = PictureTargets(), PictureTargets(), TextTargets()
+    latents, masks, embeddings, texts = PictureTargets(), PictureTargets(), PictureTargets(), TextTargets()
     by_source = [keys.of_source(recipe, number) for number in range(len(recipe.sources))]
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         source = seat.item.item.source
         views = _views(seat, recipe.sources[source].path, by_source[source], latents, masks)
-        samples.add(_sample(seat, recipe, views, keys, texts))
+        embedding = None if keys.embedding is None else embedding_target(
+            seat.item, seat.views[0], keys.embedding, keys.alpha)
+        if embedding is not None:
+            embeddings.add(embedding)
+        samples.add(_sample(seat, recipe, views, keys, texts, None if embedding is None else embedding.key))
         labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
@@ -52,7 +63,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
             all_rows.add(target)
     return Targets(samples=samples, labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=latents, masks=masks,
-                   texts=texts,
+                   texts=texts, embeddings=embeddings,
                    findings=(*survey.findings, *bucketing.findings),
                    notices=notices)
 
@@ -84,8 +95,8 @@ def _views(seat: PlacedItem, source: Place, keys: RowKeys, latents: PictureTarge
 
 
 def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: RowKeys,
-            targets: TextTargets) -> Sample:
-    """The sample of a placed item; adds the targets of its text rows."""
+            targets: TextTargets, embedding: str | None) -> Sample:
+    """The sample of a placed item, with the key of its embedding; adds the targets of its text rows."""
     item, name, source = seat.item, seat.item.item.label, recipe.sources[seat.item.item.source]
     seen = keys.seen(zip(item.references, seat.references[0], strict=True) if item.references else (), name)
     texts = tuple(Text(caption=caption, weight=weight, key=add_text(targets, keys.text, caption, seen, name))
@@ -94,7 +105,7 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Row
         texts += (Text(caption=NO_PROMPT, weight=0.0, key=add_text(targets, keys.text, None, seen, name)),)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=seat.repeats,
-                  weight=source.weight)
+                  weight=source.weight, embedding=embedding)
 
 
 def _latent_target(item: KnownItem, placement: Placement, name: str, keys: RowKeys) -> PictureTarget:

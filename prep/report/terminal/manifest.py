@@ -54,6 +54,8 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
                          ("    placed", f"scaled to {format_size(reference['scaled'])}, cropped to "
                           f"{format_size(reference['bucket'])} at {tuple(reference['crop'])}{flipped}"),
                          ("    latent", place_of(reference["latent"]))]
+        if "embedding" in sample:
+            rows.append(("embedding", place_of(sample["embedding"])))
         for text in sample["texts"]:
             rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
         parts.append(table(("", ""), rows))

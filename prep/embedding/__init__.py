@@ -1,0 +1,1 @@
+"""Embeddings of pictures: made before pictures are encoded, and read from caches."""

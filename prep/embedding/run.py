@@ -1,0 +1,153 @@
+"""Runs `prep embed`: makes the embeddings of a recipe's pictures that a cache lacks, without any other encoder.
+
+A later `prep encode` with the same crops and vision model finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from prep.cache.ledger.ledger import Ledger, load_ledger
+from prep.cache.plans import remove_plan
+from prep.cache.remote.opening import check_can_encode_to, is_cache, open_to_encode
+from prep.cache.store import Cache
+from prep.embedding.survey import Survey, open_vision, survey
+from prep.encode.engines.job import Outcome, PictureJob
+from prep.encode.execute import AGAIN, run_here, run_job
+from prep.encode.options import BATCH, EncodeOptions
+from prep.encode.plan import EncodePlan, plan
+from prep.encode.planned import WantedRows, clean_up, planned_rows
+from prep.encode.prepare import check_places, facts_for
+from prep.encode.report import errors_of
+from prep.errors import EmptyPlanError, StoppedError
+from prep.findings import Finding, rejected_lines
+from prep.formatting import counted, format_bytes, grouped, printable
+from prep.fs.memo import dry_run
+from prep.fs.place import Place
+from prep.models.device.named import require_device
+from prep.progress import Progress, silent
+from prep.recipe.schema import Recipe
+from prep.runtime import GraceOver, StopRequest, gc_disabled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbedCall:
+    """A call of `prep embed`."""
+
+    recipe: Recipe  # with its vision model
+    cache: Place
+    options: EncodeOptions
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbedReport:
+    """The result of a run; with `dry_run`, `made` counts the rows that would be made."""
+
+    cache: Place
+    model: str
+    pictures: int  # in buckets: a picture counts once for each resolution
+    made: int
+    reused: int
+    bytes: int  # of the rows that were made
+    rejected: tuple[Finding, ...]
+    notices: tuple[str, ...]
+    dry_run: bool
+    unmade: int = 0  # rows that failed in this run, and that another run may make
+
+    def as_json(self, seconds: float) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {"format": "latentry/embed", "version": 1, "cache": str(self.cache), "model": self.model,
+                "dry_run": self.dry_run, "pictures": self.pictures, "made": self.made, "reused": self.reused,
+                "bytes": self.bytes, "rejected": [finding.as_json() for finding in self.rejected],
+                "seconds": round(seconds, 3)}
+
+    def as_text(self, seconds: float, *, every: bool = False) -> str:
+        """A short summary for people; with `every`, it lists every rejected picture."""
+        verb = "would make" if self.dry_run else "made"
+        lines = [*rejected_lines(self.rejected, every=every),
+                 f"{printable(str(self.cache))}: {verb} {counted(self.made, 'embedding')} "
+                 f"({format_bytes(self.bytes)}), reused {grouped(self.reused)}, of "
+                 f"{counted(self.pictures, 'picture')} in {seconds:.1f} s"]
+        if self.unmade:
+            lines.append(f"{counted(self.unmade, 'embedding')} could not be made in this run; run the same command "
+                         "again")
+        return "\n".join(lines)
+
+
+@gc_disabled()
+def run_embed(call: EmbedCall) -> EmbedReport:
+    """Makes the missing embeddings. Raises `PathError`, `ConfigError`, `ModelError`, `CacheError`, `UsageError`,
+    `StoppedError`."""
+    stop = StopRequest(call.options.grace)
+    try:
+        with stop.heeded(), dry_run() if call.options.dry_run else nullcontext():
+            return _embed(call, stop)
+    except GraceOver:
+        raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
+
+
+def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
+    options = call.options
+    if not options.dry_run:
+        require_device(options.device, several=True)
+    check_places(call.recipe, call.cache, None)
+    check_can_encode_to(call.cache)
+    with closing(facts_for(call.cache, trust=not options.rehash)) as facts:
+        vision = open_vision(call.recipe.embed, facts, call.progress,
+                             download=options.download and not options.dry_run)
+        wanted = survey(call.recipe, vision, facts, jobs=options.jobs, progress=call.progress)
+        _require_pictures(call.recipe, wanted)
+        if options.dry_run:
+            cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
+            planned = plan(wanted, cache, shard_bytes=options.shard_bytes, retry=options.retry_rejects, store=False)
+            failed = () if options.retry_rejects else _rejected(wanted, planned.ledger)
+            return _report(call, wanted, planned, planned.missing, rejected=failed)
+        cache = open_to_encode(call.cache, create=True)
+        clean_up(cache)
+        with planned_rows(WantedRows(wanted, options, call.progress), cache) as planned:
+            outcome = _run(call, wanted, planned, cache, stop)
+            remove_plan(cache, planned.digest)
+            rejected = (*_rejected(wanted, load_ledger(cache)), *outcome.transient)
+    return _report(call, wanted, planned, outcome.encoded, rejected=rejected, notices=outcome.notices,
+                   unmade=len(outcome.transient))
+
+
+def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
+    options, most = call.options, call.options.max_rejects
+    if not planned.tasks:
+        return Outcome(encoded={}, transient=())
+    job = PictureJob(cache=cache, targets=wanted.targets, tasks=planned.tasks, alpha=call.recipe.image.alpha,
+                     vision=wanted.vision, device=options.device, batch_size=BATCH, jobs=options.jobs,
+                     max_rejects=max(10, len(wanted.pictures) // 100) if most is None else most)
+    return run_job(job, stop, lambda: run_here(job, call.progress))
+
+
+def _report(call: EmbedCall, wanted: Survey, planned: EncodePlan, made: Mapping[str, int], *,
+            rejected: tuple[Finding, ...], notices: tuple[str, ...] = (), unmade: int = 0) -> EmbedReport:
+    count = made.get("embedding", 0)
+    return EmbedReport(cache=call.cache, model=call.recipe.embed, pictures=len(wanted.pictures), made=count,
+                       reused=planned.reused.get("embedding", 0), bytes=count * wanted.row_bytes("embedding", ""),
+                       rejected=(*errors_of(wanted.findings), *rejected), notices=(*call.recipe.notes, *notices),
+                       dry_run=call.options.dry_run, unmade=unmade)
+
+
+def _rejected(wanted: Survey, ledger: Ledger) -> tuple[Finding, ...]:
+    """A finding for each picture whose embedding this or an earlier run could not make."""
+    found = ((picture.label, ledger.rejected(picture.key)) for picture in wanted.pictures)
+    return tuple(Finding(path=label, code=reject.code, severity="error", detail=reject.detail)
+                 for label, reject in found if reject is not None)
+
+
+def _require_pictures(recipe: Recipe, wanted: Survey) -> None:
+    if not wanted.pictures:
+        named = ", ".join(str(source.path) for source in recipe.sources)
+        errors = errors_of(wanted.findings)
+        first = f": the first of {counted(len(errors), 'picture')} that cannot be used, {errors[0].path}, " \
+                f"{errors[0].detail}" if errors else ""
+        raise EmptyPlanError(f"no pictures to embed in {named}{first}",
+                             hint="prep scan SOURCE gives the reason for each" if errors else
+                             "name a directory with pictures, or tar files")

@@ -1,0 +1,1 @@
+"""Vision models that embed pictures."""
