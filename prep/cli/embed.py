@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say
+from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import with_options
 from prep.cli.ticker import progress_unless
@@ -33,11 +33,13 @@ def embed(
     every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Make an embedding of each picture with a vision model, before anything is encoded. Rows in the cache are reused.
-    """
+    """Find near-duplicates, outliers and more by an embedding of each picture, before anything is encoded. The
+    embeddings, made by a vision model, stay in the cache."""
     from dataclasses import replace
 
     from prep.embedding.run import EmbedCall, run_embed
+    from prep.report.terminal.scan import finding_parts
+    from prep.report.terminal.tables import page
 
     quiet_pillow()
     begun = time.monotonic()
@@ -50,6 +52,7 @@ def embed(
     if as_json:
         put_json(report.as_json(seconds))
     else:
-        put(report.as_text(seconds, every=every))
+        put(page(*finding_parts([each.as_json() for each in report.findings], width=screen_width(), every=every),
+                 *report.as_text(seconds, every=every).split("\n"), width=screen_width()))
     if report.unmade or (strict and report.rejected):
         raise typer.Exit(EXIT_FINDINGS)

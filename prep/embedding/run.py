@@ -14,6 +14,8 @@ from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.plans import remove_plan
 from prep.cache.remote.opening import check_can_encode_to, is_cache, open_to_encode
 from prep.cache.store import Cache
+from prep.embedding.analysis import of_pictures
+from prep.embedding.rows import embeddings_in
 from prep.embedding.survey import Survey, open_vision, survey
 from prep.encode.engines.job import Outcome, PictureJob
 from prep.encode.execute import AGAIN, run_here, run_job
@@ -54,6 +56,7 @@ class EmbedReport:
     reused: int
     bytes: int  # of the rows that were made
     rejected: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # on what resembles what, for information
     notices: tuple[str, ...]
     dry_run: bool
     unmade: int = 0  # rows that failed in this run, and that another run may make
@@ -63,6 +66,7 @@ class EmbedReport:
         return {"format": "latentry/embed", "version": 1, "cache": str(self.cache), "model": self.model,
                 "dry_run": self.dry_run, "pictures": self.pictures, "made": self.made, "reused": self.reused,
                 "bytes": self.bytes, "rejected": [finding.as_json() for finding in self.rejected],
+                "findings": [finding.as_json() for finding in self.findings],
                 "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
@@ -112,8 +116,11 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
             outcome = _run(call, wanted, planned, cache, stop)
             remove_plan(cache, planned.digest)
             rejected = (*_rejected(wanted, load_ledger(cache)), *outcome.transient)
-    return _report(call, wanted, planned, outcome.encoded, rejected=rejected, notices=outcome.notices,
-                   unmade=len(outcome.transient))
+            rows, there = embeddings_in(cache, wanted)
+    with call.progress("comparing", len(wanted.pictures), "pictures") as tick:
+        findings = of_pictures(call.recipe, wanted.pictures, rows, there, tick)
+    return _report(call, wanted, planned, outcome.encoded, rejected=rejected, findings=findings,
+                   notices=outcome.notices, unmade=len(outcome.transient))
 
 
 def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
@@ -127,12 +134,13 @@ def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, sto
 
 
 def _report(call: EmbedCall, wanted: Survey, planned: EncodePlan, made: Mapping[str, int], *,
-            rejected: tuple[Finding, ...], notices: tuple[str, ...] = (), unmade: int = 0) -> EmbedReport:
+            rejected: tuple[Finding, ...], findings: tuple[Finding, ...] = (), notices: tuple[str, ...] = (),
+            unmade: int = 0) -> EmbedReport:
     count = made.get("embedding", 0)
     return EmbedReport(cache=call.cache, model=call.recipe.embed, pictures=len(wanted.pictures), made=count,
                        reused=planned.reused.get("embedding", 0), bytes=count * wanted.row_bytes("embedding", ""),
-                       rejected=(*errors_of(wanted.findings), *rejected), notices=(*call.recipe.notes, *notices),
-                       dry_run=call.options.dry_run, unmade=unmade)
+                       rejected=(*errors_of(wanted.findings), *rejected), findings=findings,
+                       notices=(*call.recipe.notes, *notices), dry_run=call.options.dry_run, unmade=unmade)
 
 
 def _rejected(wanted: Survey, ledger: Ledger) -> tuple[Finding, ...]:

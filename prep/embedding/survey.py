@@ -15,6 +15,7 @@ from prep.encode.targets.records import PictureTargets, Targets
 from prep.errors import ModelError
 from prep.findings import Finding
 from prep.fs.memo import Memo
+from prep.geometry import Size
 from prep.keys import EmbeddingKeys
 from prep.manifest.samples import Sample, Samples
 from prep.models.fields import embedding_arrays
@@ -34,6 +35,7 @@ class EmbeddedPicture:
     name: str
     source: int
     role: Role
+    size: Size  # pixels, after orientation
     picture: str  # SHA-256 of its file
     key: str
 
@@ -92,7 +94,8 @@ def survey(recipe: Recipe, vision: VisionModel, facts: Memo, *, jobs: int, progr
                 samples.add(Sample(id=seat.id, name=item.name, source=item.source, role=seat.role,
                                    picture=seat.item.picture, size=seat.item.size, bucket=seat.bucket, views=(),
                                    texts=(), embedding=target.key))
-                yield EmbeddedPicture(item.label, item.name, item.source, seat.role, seat.item.picture, target.key)
+                yield EmbeddedPicture(item.label, item.name, item.source, seat.role, seat.item.size, seat.item.picture,
+                                      target.key)
 
         seen = tuple(pictures())
     targets = Targets(samples=samples, labels=tuple(picture.label for picture in seen), prompts=(), unconditional="",

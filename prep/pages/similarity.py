@@ -170,7 +170,7 @@ def _head(found: Analysis, what: str) -> Head:
         stats=(Stat(value=f"{found.pictures:,}", label="pictures"),
                Stat(value=f"{len(found.clusters):,}", label="clusters"),
                *(Stat(value=f"{count:,}", label=label, tone="info")
-                 for count, label in zip(counts, labels, strict=True))))
+                 for count, label in zip(counts, labels, strict=True) if count)))
 
 
 def _sources(found: Analysis) -> Table:

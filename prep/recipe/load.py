@@ -87,8 +87,8 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
-    check_keys(table, ("model", "image", "caption", "mask", "references", "embed", "edits", "scan", "source",
-                       "validation", "prompts", "cache"), "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "references", "embed", "similarity", "edits", "scan",
+                       "source", "validation", "prompts", "cache"), "the recipe")
     caption = _record("caption", table, "caption")
     sources = list_of(table.get("source", []), lambda entry, at: _source(entry, at, path.parent, caption), "source")
     if not sources:
@@ -96,7 +96,7 @@ def _read(path: Path) -> Recipe:
     model: ModelOptions = _record("model", table, "model")
     return Recipe(sources=tuple(sources), model=replace(model, path=beside(model.path, path.parent)),
                   image=_record("image", table, "image"), caption=caption, scan=_record("scan", table, "scan"),
-                  file=path, **_own(table, path.parent))
+                  similarity=_record("similarity", table, "similarity"), file=path, **_own(table, path.parent))
 
 
 def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:

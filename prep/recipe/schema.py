@@ -33,6 +33,7 @@ from prep.recipe.checks import (
     upscale_check,
 )
 from prep.setting import Row, rows_of, setting
+from prep.similarity.options import SimilarityOptions
 from prep.sources.item import MaskFrom
 
 MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directory's path is also allowed
@@ -174,6 +175,7 @@ class Recipe:
     edits: Path | None = setting(None, name="edits.from", check=path_check, values="a directory",
                                  help="directory of edited captions and masks, which replace those beside the pictures",
                                  derived="that of prep view --edit, if it has any")
+    similarity: SimilarityOptions = field(default_factory=SimilarityOptions)
     scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = setting(0.0, name="validation.fraction", high=0.9,
                                 help="fraction of pictures held out for validation")
@@ -241,7 +243,7 @@ class Recipe:
 
 
 SECTIONS: Mapping[str, type] = {"model": ModelOptions, "image": ImageOptions, "caption": CaptionOptions,
-                                "scan": ScanOptions, "source": Source}
+                                "similarity": SimilarityOptions, "scan": ScanOptions, "source": Source}
 OWN: Mapping[str, Row] = {row.field: row for row in rows_of(Recipe)}  # by the field of `Recipe`
 SETTINGS: Mapping[str, Row] = {row.name: row for rows in (
     *(rows_of(record, name) for name, record in SECTIONS.items()), OWN.values()) for row in rows}

@@ -42,6 +42,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("mask", _masks(recipe, shown))]
     lines += writer.section("references", _references(recipe, shown))
     lines += writer.section("embed", {"model": recipe.embed} if recipe.embed else {})
+    lines += writer.section("similarity", _changed(recipe.similarity, shown, "similarity"))
     lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
     lines += writer.section("cache", {} if recipe.cache is None else {"path": recipe.cache})
     scan = _changed(recipe.scan, shown, "scan")

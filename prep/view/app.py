@@ -3,6 +3,7 @@
     /                            the list; params.py has its query string
     /sample/NUMBER               everything about a sample
     /findings                    ?code=CODE&page=NUMBER
+    /set                         what embeddings say of the samples; /like/NUMBER: those most like one
     /run                         of a run, with an ETag; POST /ask/KIND asks its process to stop, or to draw samples
     /cell/GRID/CELL              one of its sampled pictures, CELL "all" a whole grid
     /thumbnail/NUMBER            pictures
@@ -53,6 +54,7 @@ from prep.view.pages import error_page
 from prep.view.pictures import Pictures
 from prep.view.routes import asking, changes_of, comparing, routes_of
 from prep.view.run import RunFiles
+from prep.view.similar.state import Similar
 from prep.view.site import Site
 from prep.view.source.origins import Origins
 from prep.view.source.pictures import SourcePictures
@@ -118,6 +120,7 @@ def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedMode
     data, memory = data_of(opened), Memory()
     pictures = Pictures(opened, memory)
     site = Site(base=base, state=lambda: data, pictures=pictures, rows=pictures, model=model, root=root,
+                similar=Similar(opened) if opened.manifest.embedded else None,
                 run=None if run is None else RunFiles(run, data.selector.samples, memory))
     if site.run is not None:
         _ = site.run.history, site.hardness()

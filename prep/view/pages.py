@@ -139,7 +139,7 @@ def error_page(base: str, status: int, what: str, hint: str = "", *, first: str 
     """A page that says what is wrong, with a link to the `first` page."""
     return render("error.html", base=base, first=first, home="", name="Latentry", kind="", status=status, what=what,
                   hint=hint, codes={}, has_run=False, root="", edits=False, encoded=False,
-                  compares=False)
+                  compares=False, embedded=False)
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:

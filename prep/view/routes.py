@@ -22,6 +22,8 @@ from prep.view.pages import findings_page, list_page, sample_page, tags_page
 from prep.view.params import number_of, query_of
 from prep.view.run import RunFiles
 from prep.view.run_pages import compare_page, compare_tag, compared, page_of_run, run_tag
+from prep.view.similar.pages import like_page, map_page
+from prep.view.similar.state import Similar
 from prep.view.site import Site
 from prep.view.source.worker import UNDECODABLE
 
@@ -106,6 +108,20 @@ def _findings(site: Site, request: Request) -> Response:
     return HTMLResponse(findings_page(site, one_of(code, CODES, "code") if code else "", page_of(request)))
 
 
+def _set(site: Site, _request: Request) -> Response:
+    return HTMLResponse(map_page(site, _similar(site)))
+
+
+def _like(site: Site, request: Request) -> Response:
+    return HTMLResponse(like_page(site, _similar(site), sample_of(site, request)))
+
+
+def _similar(site: Site) -> Similar:
+    if site.similar is None:
+        raise HTTPException(404)
+    return site.similar
+
+
 def _run(site: Site, request: Request) -> Response:
     if site.run is None:
         raise HTTPException(404)
@@ -165,6 +181,7 @@ def _static(_site: Site, request: Request) -> Response:
 
 _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": _list, "/sample/{number}": _sample, "/tags": _tags, "/findings": _findings, "/run": _run,
+    "/set": _set, "/like/{number}": _like,
     "/cell/{grid}/{cell}": _cell, "/thumbnail/{number}": _thumbnail,
     "/thumbnail/{number}/{reference}": _thumbnail, "/picture/{number}": _whole,
     "/picture/{number}/{reference}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,

@@ -22,6 +22,7 @@ from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
 from prep.view.pictures import Pictures
 from prep.view.run import RunFiles
+from prep.view.similar.state import Similar
 from prep.view.source.origins import Origins
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Site:
     state: Callable[[], Data]  # what is shown now
     pictures: Shows
     rows: Pictures | None = None  # of the cache; None: nothing is encoded
+    similar: Similar | None = None  # None: samples have no embeddings
     run: RunFiles | None = None
     model: ViewedModel | None = None
     editor: Editor | None = None
@@ -63,7 +65,8 @@ class Site:
         return render(template, **{
             "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
             "has_run": self.run is not None, "home": self.home, "root": self.root, "edits": self.editor is not None,
-            "encoded": self.rows is not None, "compares": self.compares, **values})
+            "encoded": self.rows is not None, "embedded": self.similar is not None, "compares": self.compares,
+            **values})
 
     def select(self, data: Data, query: Query) -> Column:
         """The numbers of the samples that fit, in the query's order."""

@@ -52,7 +52,7 @@ def html_of(found, words, address=f"{BASE}/static/icon.svg"):
         found, shot=lambda name: Shot(name=name, address=address, lazy=True),
         link=lambda name: "sample/1", all_of=lambda number: f"?cluster={number}", what=words[0], elsewhere=words[1])
     return render("similarity.html", page=page, name=words[0], base=BASE, home="", root="", has_run=False, edits=False,
-                  compares=False)
+                  compares=False, embedded=True)
 
 
 @settings(max_examples=4)

@@ -1,0 +1,1 @@
+"""Pages of what embeddings say of a manifest's samples."""

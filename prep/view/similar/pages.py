@@ -1,0 +1,36 @@
+"""Renders the pages of what embeddings say of the samples: the map of all, and those most like one."""
+
+from __future__ import annotations
+
+from prep.pages.overlay import Shot
+from prep.pages.similarity import similarity_page
+from prep.view.similar.state import Similar
+from prep.view.site import Site, card_of
+
+PATIENCE = 2.0  # seconds that a page is waited for before it says how far it is
+LIKE = 24  # samples that are shown beside one
+
+
+def map_page(site: Site, similar: Similar) -> str:
+    """The map of the samples, what resembles what, and findings. Raises `CacheError`."""
+    found = similar.analysis(PATIENCE)
+    if found is None:
+        return site.render("comparing.html", compared=similar.compared, total=len(site.selector.samples))
+
+    def sample(name: str) -> int:
+        return similar.sample_of(name)
+
+    page = similarity_page(
+        found, what="", link=lambda name: f"{site.base}/like/{sample(name)}",
+        shot=lambda name: Shot(name=name, address=f"{site.base}/thumbnail/{sample(name)}", lazy=True))
+    return site.render("similarity.html", page=page)
+
+
+def like_page(site: Site, similar: Similar, number: int) -> str:
+    """A sample, and those that are most like it. Raises `CacheError`."""
+    data = site.data
+    cards = [card_of(site, data, other, facts=(f"cosine {cosine:.3f}",))
+             for other, cosine in similar.nearest(number, LIKE)]
+    return site.render(
+        "like.html", sample=data.selector.samples.name(number), up=f"{site.base}/sample/{number}",
+        picture=f"{site.base}/thumbnail/{number}", cards=cards)

@@ -1,0 +1,77 @@
+"""Holds what embeddings say of a manifest's samples: read and compared once, beside the pages, when first asked for."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from prep.embedding.analysis import of_samples
+from prep.embedding.rows import embeddings_of
+from prep.errors import Problem
+from prep.manifest.opened import OpenedManifest
+from prep.similarity.analysis import Analysis
+from prep.similarity.neighbors import nearest
+from prep.similarity.vectors import Vectors, vectors_of
+
+
+class Similar:
+    """The embeddings of a manifest's samples, and what they say. Threads may share it."""
+
+    def __init__(self, opened: OpenedManifest) -> None:
+        self._opened = opened
+        self._lock, self._comparing = threading.Lock(), threading.Lock()
+        self._read: tuple[Vectors, list[int]] | None = None  # the embeddings, and the sample of each
+        self._thread: threading.Thread | None = None
+        self._found: Analysis | None = None
+        self._failed: Problem | None = None
+        self._names: dict[str, int] = {}
+        self.compared = 0  # pictures, so far
+
+    def analysis(self, patience: float) -> Analysis | None:
+        """What they say; `None` if it is not known after so many seconds. Raises the `Problem` that kept it from
+        being known."""
+        with self._comparing:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._compare, name="similar", daemon=True)
+                self._thread.start()
+        self._thread.join(patience)
+        if self._failed is not None:
+            raise self._failed
+        return self._found
+
+    def sample_of(self, name: str) -> int:
+        """The sample with a name in the analysis."""
+        return self._names[name]
+
+    def nearest(self, sample: int, count: int) -> list[tuple[int, float]]:
+        """The samples most like one, and the cosine with each; none if it has no embedding. Raises `CacheError`."""
+        vectors, numbers = self._vectors()
+        if sample not in numbers:
+            return []
+        found = nearest(vectors, np.array([numbers.index(sample)]), np.arange(len(vectors)), min(count, len(vectors)))
+        return [(numbers[other], cosine) for other, cosine in zip(found.others[0].tolist(), found.cosines[0].tolist(),
+                                                                 strict=True) if other >= 0]
+
+    def _vectors(self) -> tuple[Vectors, list[int]]:
+        with self._lock:
+            if self._read is None:
+                rows, there = embeddings_of(self._opened)
+                numbers = np.flatnonzero(there)
+                self._read = vectors_of(rows, numbers), numbers.tolist()
+            return self._read
+
+    def _compare(self) -> None:
+        try:
+            vectors, numbers = self._vectors()
+            there = np.zeros(len(self._opened.samples), bool)
+            there[numbers] = True
+            samples, prefixes = self._opened.samples, self._opened.manifest.prefixes
+            self._names = {f"{prefixes[samples.source[number]]}{samples.name(number)}": number
+                           for number in reversed(numbers)}
+            self._found = of_samples(self._opened, vectors.rows, there, self._tick)
+        except Problem as error:
+            self._failed = error
+
+    def _tick(self, count: int) -> None:
+        self.compared += count
