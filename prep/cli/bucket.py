@@ -20,7 +20,8 @@ from prep.training.table import SETTINGS
 
 
 @opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows",
-                                  "text_quantization", "posterior", "tile", "alpha", "missing_caption", "prompts"))
+                                  "text_quantization", "posterior", "tile", "alpha", "missing_caption", "embed",
+                                  "prompts"))
 @gc_disabled()  # hundreds of thousands of records live to the end, in no cycle: the collector took half of the time
 def bucket(
     source: opt.SourceArg,

@@ -114,7 +114,8 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
         clean_up(cache)
         with planned_rows(WantedRows(wanted, options, call.progress), cache) as planned:
             outcome = _run(call, wanted, planned, cache, stop)
-            remove_plan(cache, planned.digest)
+            if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be read-only
+                remove_plan(cache, planned.digest)
             rejected = (*_rejected(wanted, load_ledger(cache)), *outcome.transient)
             rows, there = embeddings_in(cache, wanted)
     with call.progress("comparing", len(wanted.pictures), "pictures") as tick:

@@ -24,7 +24,7 @@ def recipe() -> str:
                     caption=CaptionOptions(prefix="a photo of "))
     whole = Recipe(
         sources=(source,), cache=EXAMPLES["cache.path"], prompts=EXAMPLES["prompts.file"],
-        references=EXAMPLES["references.from"], embed=EXAMPLES["embed.model"],
+        references=EXAMPLES["references.from"], embed=SETTINGS["embed.model"].spec.example,
         model=ModelOptions(**{name: SETTINGS[f"model.{name}"].spec.example for name in ("path", "family", "compute")}))
     shown = {name.replace("source.", "source[0].") for name in SETTINGS}
     return render_recipe(whole, base=Path(), remarks=[Comment(at="", text=HEAD)], shown=shown)

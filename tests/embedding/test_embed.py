@@ -214,6 +214,11 @@ def test_what_is_no_vision_model_is_refused(prep, photos, vision, tiny_model, tm
     deep = prep("embed", photos, "--model", changed("deep", config={"num_hidden_layers": 3}), "--cache",
                 tmp_path / "deep-cache")  # which shows when it is loaded
     assert deep.code == 6 and "lack encoder.layer.2" in deep.err
+    shutil.copytree(vision["clip"], tmp_path / "sized")
+    sized = tmp_path / "sized" / "preprocessor_config.json"
+    sized.write_text(json.dumps(json.loads(sized.read_text()) | {"crop_size": 24}))
+    done = prep("embed", photos, "--model", tmp_path / "sized", "--cache", tmp_path / "sized-cache")
+    assert done.code == 6 and "cannot embed a picture: Input image size (24*24) doesn't match model" in done.err
     empty = tmp_path / "empty"
     empty.mkdir()
     done = prep("embed", empty, "--model", vision["clip"], "--cache", tmp_path / "cache")

@@ -39,7 +39,8 @@ def opened(path):
 
 
 def test_rows_of_prep_embed_are_found_and_read_with_the_manifest(prep, encode, photos, vision, tmp_path):
-    dry = encode("--embed", vision["clip"], "--dry-run").json
+    dry = encode("--embed", vision["clip"], "--dry-run", "--measure").json
+    assert dry["estimate"]["measured"]["rows"]["embedding"] == 8
     assert (dry["encoded"]["embedding"], dry["estimate"]["fields"]["embedding"]["bytes"]) == (8, 8 * 24 * 2)
     made = prep("embed", photos, "--model", vision["clip"], "--cache", tmp_path / "cache", "--resolution", 64, "--step",
                 8, "--json")
@@ -61,6 +62,9 @@ def test_rows_of_prep_embed_are_found_and_read_with_the_manifest(prep, encode, p
     (sample,) = prep("inspect", path, "--sample", "3.png", "--json").json["samples"]
     assert sample["embedding"]["row"] >= 0 and "embedding" in prep("inspect", path, "--sample", "3.png").out
     assert "embedding" in prep("inspect", path).out
+    (tmp_path / "prompts.txt").write_text("a red circle\na blue square")
+    assert prep("prompts", tmp_path / "prompts.txt", "--manifest", path).code == 0  # which renumbers shards
+    np.testing.assert_array_equal(embeddings_of(opened(path))[0], rows)
     alone = encode("--embed", vision["clip"], cache="other", output="other.json").json
     assert alone["encoded"]["embedding"] == 8
     other, _ = embeddings_of(opened(tmp_path / "other.json"))

@@ -186,7 +186,7 @@ def test_a_reference_in_a_shard_of_another_shape(make):
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (lambda document: document.update(version=1), "expected 2 if and only if a bucket has references"),
+    (lambda document: document.update(version=1), "expected 2: 3 if it has embeddings, 2 if not and a bucket has references"),
     (lambda document: document["buckets"][1].update(references=[]), ".references has 0 sizes, expected 1 to 64"),
     (lambda document: document["prompts"]["samples"][0].update(references=[]),
      ".references has 0 members, expected 1 to 64"),
@@ -196,7 +196,7 @@ def test_a_reference_in_a_shard_of_another_shape(make):
      "expected a crop within the scaled picture"),
     (lambda document: document["buckets"][1].update(references=[[64]]), "expected width and height"),
     (lambda document: document["buckets"][1].update(references=[[60, 64]]), "expected multiples of 8"),
-    (lambda document: document.update(version=3), "this program reads versions 1 and 2")])
+    (lambda document: document.update(version=4), "this program reads versions 1 to 3")])
 def test_a_document_that_is_not_valid(make, change, says):
     with pytest.raises(ManifestError, match=says):
         make(references=SIZES, change=change)

@@ -91,7 +91,7 @@ def test_a_manifest_moves_with_its_cache_without_the_originals(prep, photos, tin
 
 WRONG = {
     "format": ({"format": "other"}, "has format 'other', expected 'latentry/manifest'"),
-    "version": ({"version": 3}, "has version 3, this program reads versions 1 and 2"),
+    "version": ({"version": 4}, "has version 4, this program reads versions 1 to 3"),
     "extra key": ({"extra": 1}, "unknown key 'extra'"),
     "absolute cache": ({"cache": "/etc"}, "cache is '/etc', expected a path relative to the manifest"),
     "drive": ({"cache": "C:/cache"}, "expected a path relative"),

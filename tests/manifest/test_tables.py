@@ -142,6 +142,7 @@ def plainly(samples: list[Sample], coverage: dict[str, float], schema: pa.Schema
                 each.name, bytes.fromhex(each.picture), *each.size, *each.placement.scaled, *each.placement.crop,
                 each.placement.flip, *place(each.latent)), strict=True))
                 for view in one.views for each in view.references],
+            **dict(zip(tables.EMBEDDING, place(one.embedding), strict=True)),
         })
     return pa.Table.from_pylist(rows, schema=schema)
 
@@ -164,25 +165,28 @@ def views_with(sizes: tuple[Size, ...]) -> st.SearchStrategy[tuple[View, ...]]:
 
 made_samples = st.sampled_from(SHAPES).flatmap(lambda shape: st.builds(
     Sample, id=digests, name=words, source=sides, role=st.sampled_from(ROLES), picture=digests, size=pairs,
-    bucket=st.just(shape[0]), repeats=sides, weight=parts, views=views_with(shape[1]),
+    bucket=st.just(shape[0]), repeats=sides, weight=parts, views=views_with(shape[1]), embedding=st.none() | keys,
     texts=st.lists(st.builds(Text, caption=words, weight=parts, key=keys), max_size=3).map(tuple)))
 
 
 @given(st.lists(made_samples, max_size=9), st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sample], data: st.DataObject) -> None:
-    """Without references in any bucket as before there were any, else with a column of them."""
+    """Without references in any bucket as before there were any, else with a column of them; and so of embeddings."""
     coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
-    plain = [one for one in samples if not one.shape[1]]
+    plain, embedded = [one for one in samples if not one.shape[1]], data.draw(st.booleans())
     with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BLOCK", 3):
         for some, shapes, schema in ((samples, SHAPES, tables.SAMPLES_WITH_REFERENCES),
                                      (plain, SHAPES[:2], tables.SAMPLES)):
-            quick = tables.write_table(cache, build_samples(some, shapes, REFS, SHARDS, coverage))
-            assert quick == tables.write_table(cache, plainly(some, coverage, schema))
+            quick = tables.write_table(cache, build_samples(some, shapes, REFS, SHARDS, coverage, embedded=embedded))
+            assert tables.samples_schema(shapes) == schema
+            whole = tables.samples_schema(shapes, embedded=embedded)
+            assert quick == tables.write_table(cache, plainly(some, coverage, whole))
             compact = Samples(some)
             assert list(compact) == some and len(compact) == len(some)
             assert list(in_table_order(compact)) == list(in_table_order(some))
-            assert quick == tables.write_table(cache, build_samples(compact, shapes, REFS, SHARDS, coverage))
+            again = build_samples(compact, shapes, REFS, SHARDS, coverage, embedded=embedded)
+            assert quick == tables.write_table(cache, again)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 9])

@@ -40,8 +40,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     finding; `transient` are findings of this run only. `unchanged` is the plan if it had no task: the cache is as then,
     so the ledger is not read again.
     """
-    ledger = load_ledger(cache) if unchanged is None else unchanged.ledger
-    refs = ledger.resolve(resolved.targets.keys()) if unchanged is None else unchanged.refs
+    ledger, refs = (unchanged.ledger, unchanged.refs) if unchanged is not None else _resolved(resolved, cache)
     if resolved.targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = split_samples(resolved, ledger, refs, transient)
@@ -51,7 +50,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     with closing(Reader(cache)) as reader:
         numbers, shards = _shard_table(ledger, used.by_shard(), resolved, reader)
         means = coverage(reader, facts, samples, refs) if resolved.targets.masks else {}
-    buckets, embedded = buckets_of(samples), resolved.contexts.embedding is not None
+    buckets, embedded = buckets_of(samples), resolved.vision is not None
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
@@ -70,6 +69,11 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
     return write_new(cache, path, document, replaces)
+
+
+def _resolved(resolved: ResolvedRecipe, cache: Cache) -> tuple[Ledger, StoredRows]:
+    ledger = load_ledger(cache)
+    return ledger, ledger.resolve(resolved.targets.keys())
 
 
 def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: Manifest | None = None) -> Manifest:

@@ -43,9 +43,7 @@ class VisionEncoder:
         except Exception as error:  # of a library: some faulty configs fail only here
             raise ModelError(f"the model in {model.folder} cannot embed a picture: {first_line(error)}",
                              hint="download the model again, or choose another one") from None
-        if row is not None and row["embedding"].shape != (model.width,):
-            raise ModelError(f"the model in {model.folder} makes embeddings of {row['embedding'].size} numbers, "
-                             f"expected {model.width}", hint="download the model again, or choose another one")
+        assert row is None or row["embedding"].shape == (model.width,), "its weights have the shapes in its config"
 
     def begin(self, pixels_BHW3: Pixels) -> Callable[[], list[Arrays | None]]:
         """One row per prepared picture, uint8 [H, W, 3] as the model sees it: "embedding", float16 [D] of length 1;

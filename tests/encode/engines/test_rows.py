@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prep.cache.records import Reject
-from prep.encode.engines.rows import latent_rows
+from prep.encode.engines.rows import picture_rows
 from prep.models import vae
 from prep.models.vae import VaeEncoder
 
@@ -28,7 +28,7 @@ def encoder_of(model, ahead):
 
 def rows(encoder, given, size=2):
     return [(key, row if isinstance(row, Reject) else row["latent"].tobytes())
-            for key, row in latent_rows(iter(given), encoder, size)]
+            for key, row in picture_rows(iter(given), encoder, size)]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 9])
