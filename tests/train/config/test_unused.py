@@ -163,7 +163,7 @@ def test_settings_of_one_reason_are_named_together():
 
 
 def test_an_average_is_on_the_cpu_in_any_case():
-    settings = {"ema.decay": 0.9, "ema.device": "cpu"}
+    settings = {"ema.snapshots": True, "ema.device": "cpu"}
     assert notes(settings, device="cpu") == [
         "ema.device has no effect: the device is cpu, where the weights are as well"]
     assert notes(settings, device="mps") == []
