@@ -162,6 +162,17 @@ def too_many_ranks(config: Config, world: int) -> ConfigError | None:
     return None
 
 
+def check_testable(config: Config) -> None:
+    """Raises `ConfigError` if the optimizer has no learning rate that a test with a rising one could find."""
+    name = config.optimizer.name
+    if name == "prodigy":
+        raise ConfigError("optimizer.name is 'prodigy', which finds its learning rate itself, so --find-lr has nothing "
+                          "to find", hint="omit --find-lr, and leave optimizer.lr at 1")
+    if TABLE[name].averages:
+        raise ConfigError(f"optimizer.name is '{name}', whose average would be one over all rates that --find-lr tries",
+                          hint="take 1 to 10 times what --find-lr --set optimizer.name=adamw suggests")
+
+
 def needs_device(config: Config) -> bool:
     """Whether the settings need a certain kind of device, or what a device of its kind needs."""
     return config.compile or config.attention != "native" or bool(TABLE[config.optimizer.name].device)
