@@ -130,7 +130,7 @@ def test_what_has_no_rate_to_find_is_refused(make, train):
     made = make()
     for words, message in [
         (("--set", "optimizer.name=prodigy"), "name is 'prodigy', which finds its learning rate itself, so --find-lr"),
-        (("--set", "optimizer.name=adamw-schedule-free"), "', whose average would be one over all rates that --find-lr"),
+        (("--set", "optimizer.name=adamw-schedule-free"), "', whose average would be one over all rates that "),
         (("--world-size", 2), "--find-lr is given with --world-size, but it tests the first steps of one process"),
         (("--resume", "-o", "run"), "--find-lr is given with --resume, but it tests")]:
         result = train("check", made.path, "--find-lr", *words)
