@@ -89,9 +89,9 @@ def posthoc(request: PosthocRequest, tick: Tick = lambda count: None) -> tuple[A
 
 def snapshots_of(run: Path) -> list[Snapshot]:
     """The averages that a run has kept: in its checkpoints, and of those that are removed. Raises `CacheError`."""
-    folders = {folder.name: folder for folder in (*list_averages(run), *list_checkpoints(run))}
-    return [Snapshot(path=folders[name] / file, step=int(name[5:]), length=length) for name in sorted(folders)
-            for file, length in POWERS.items() if (folders[name] / file).is_file()]
+    found = {(int(folder.name[5:]), length): folder / file for folder in (*list_averages(run), *list_checkpoints(run))
+             for file, length in POWERS.items() if (folder / file).is_file()}
+    return [Snapshot(path=found[each], step=each[0], length=each[1]) for each in sorted(found)]
 
 
 def solve(snapshots: Sequence[tuple[int, float]], step: int, length: float) -> Solved:

@@ -487,7 +487,7 @@ def test_places_that_are_refused(sd15, tmp_path, monkeypatch):
     monkeypatch.setattr(streamed.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
     error = refused(sd15, tmp_path, PathError)
     assert re.search(r" has 1 byte of free space, expected \d.* for the merged model$", error.message)
-    assert "name another directory" in error.hint
+    assert "name another place" in error.hint
 
 
 def test_a_failure_leaves_nothing(sd15, tmp_path, monkeypatch):

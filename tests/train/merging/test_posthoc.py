@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 from runs import go
 
 from prep.errors import PathError
+from prep.fs import atomic
 from prep.fs.place import Local
 from train.merging.posthoc import PosthocRequest, posthoc, snapshots_of, solve
 from train.optim import ema
+from train.runs.checkpoint_files import remove_old
 from train.runs.directory import claim_run
 from train.runs.resume import find_start
 
@@ -135,6 +138,36 @@ def test_a_run_keeps_snapshots_of_removed_checkpoints_and_makes_averages_of_them
     own = load_file(run / "checkpoints/step-000008/ema-0.10.safetensors")
     assert all(torch.allclose(value, own[each], rtol=1e-5, atol=1e-6) for each, value in load_file(
         tmp_path / "same.safetensors").items())
+
+
+def test_removing_checkpoints_loses_no_snapshot_wherever_it_stops(tmp_path, monkeypatch):
+    wanted = [(step, length) for step in (1, 2, 3) for length in ema.POWERS.values()]
+    for last in range(24):
+        run, left = tmp_path / str(last), [last]
+        for step in (1, 2, 3):
+            folder = run / f"checkpoints/step-{step:06d}"
+            folder.mkdir(parents=True)
+            for name in (*ema.POWERS, "state.json"):
+                (folder / name).write_text(name)
+
+        def stopping(real, left=left):
+            def go(*args, **named):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                return real(*args, **named)
+
+            return go
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            for name in ("make_dirs", "rename", "remove_tree", "remove"):
+                patch.setattr(atomic, name, stopping(getattr(atomic, name)))
+            remove_old(run, 1)
+        assert [(each.step, each.length) for each in snapshots_of(run)] == wanted
+        remove_old(run, 1)
+        assert [(each.step, each.length) for each in snapshots_of(run)] == wanted
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000003"]
+    assert left[0] >= 0, "the last one was not stopped"
 
 
 def test_snapshots_of_an_abandoned_way_are_set_aside(make, setup_of, tmp_path):
