@@ -159,9 +159,9 @@ def test_weights_of_full_runs_are_averaged_and_go_where_a_runs_result_goes(make,
     result = train("merge", tmp_path / "mean.safetensors", "--model", model, "-o", tmp_path / "model")
     assert result.code == 0, result.err
     assert all(torch.equal(value, mean[each]) for each, value in load_file(tmp_path / "model" / name).items())
-    half = train("merge", *(run / "checkpoints/step-000002" for run in runs), "-o", tmp_path / "half.safetensors",
-                 "--dtype", "bfloat16", "--json").json
-    assert half["full"] and [part["weight"] for part in half["parts"]] == [0.5, 0.5]
+    half = average(AverageRequest(sources=[run / "checkpoints/step-000002" for run in runs], weights=(1, 1),
+                                  output=tmp_path / "half.safetensors", dtype="bfloat16"))
+    assert half.full and [part.weight for part in half.parts] == [0.5, 0.5]
     assert {value.dtype for value in load_file(tmp_path / "half.safetensors").values()} == {torch.bfloat16}
 
 
