@@ -63,7 +63,7 @@ from train.state_files import (
     weights_name,
 )
 from train.trial import tried
-from train.update import Gathered, update_of
+from train.update import Gathered, Now, update_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,18 +133,12 @@ def _steps(run: _Run) -> None:
     """Runs the remaining steps, and what is due after each. After a failure saves the steps that no checkpoint has."""
     setup, trainee, progress, ranks, requests = run.setup, run.trainee, run.progress, run.ranks, run.requests
     share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=trainee.model.sharded)
-    drops, most = has_dropout(trainee.denoiser.model), setup.config.micro_batch
-    dropout = setup.dropout
-    with set_by_signals(requests.stop), Saver() as saver, _batches(run, share) as feed:
+    with (set_by_signals(requests.stop), Saver() as saver,
+          step_batches(trainee, setup, run.rows, range(progress.done, setup.steps), share) as feed):
         try:
             with update_of(trainee, setup, run.log, progress) as update:
                 for step in range(progress.done, setup.steps):
-                    if drops:  # which draws from torch's generators
-                        seed(draw_key(setup.config.seed, step, b"", ranks.rank, "dropout-mask")[0], progress.device)
-                    passes = draws.passes(setup.index, setup.plan, step, dropout=dropout, most=most, share=share)
-                    with update.gathering(step, passes) as between:
-                        gathered = accumulate(trainee, setup.config, islice(feed, passes), progress, between)
-                    update.make(step, gathered)
+                    make_step(trainee, setup, update, feed, step, progress, share)
                     stopping, drawing = map(bool, ranks.total([requests.stop.is_set(), requests.sample.is_set()]))
                     saver.check()
                     for text in run.storage.news():
@@ -162,15 +156,28 @@ def _steps(run: _Run) -> None:
             raise
 
 
-def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterator[Batch]]:
-    """The micro-batches of this rank, of all remaining steps."""
-    setup, config, denoiser = run.setup, run.setup.config, run.trainee.denoiser
-    requests = draws.training(run.rows.index, setup.plan, run.progress.done, setup.steps,
+def make_step(trainee: TrainState, setup: Setup, update: Now, feed: Iterator[Batch], step: int, progress: Progress,
+              share: draws.RankShare = draws.WHOLE) -> None:
+    """Makes step `step` (from 0) with the next batches of `feed`. Raises `NotFinite`."""
+    config = setup.config
+    if has_dropout(trainee.denoiser.model):  # which draws from torch's generators
+        seed(draw_key(config.seed, step, b"", trainee.ranks.rank, "dropout-mask")[0], progress.device)
+    passes = draws.passes(setup.index, setup.plan, step, dropout=setup.dropout, most=config.micro_batch, share=share)
+    with update.gathering(step, passes) as between:
+        gathered = accumulate(trainee, config, islice(feed, passes), progress, between)
+    update.make(step, gathered)
+
+
+def step_batches(trainee: TrainState, setup: Setup, rows: Rows, steps: range, share: draws.RankShare = draws.WHOLE
+                 ) -> AbstractContextManager[Iterator[Batch]]:
+    """The micro-batches of this rank, of these steps."""
+    config, denoiser = setup.config, trainee.denoiser
+    requests = draws.training(rows.index, setup.plan, steps.start, steps.stop,
                               dropout=setup.dropout, timesteps=denoiser.timesteps,
                               chances=chances_by_bucket(config.timesteps, setup.model.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch, share=share)
-    return batches(run.rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda",
-                   sharing=run.ranks.local_world)
+    return batches(rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda",
+                   sharing=trainee.ranks.local_world)
 
 
 def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progress: Progress,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class TrainState:
     optimizer: Any  # one of torch's, or used like one
     spec: OptimizerSpec  # of the optimizer
     average: WeightAverage | None  # None: no moving average
+    powers: Mapping[str, WeightAverage] = field(default_factory=dict)  # power-function averages, by their files
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
@@ -90,11 +91,19 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
         put_initial(model, setup.model.initial, config.method, setup.model.naming)
     spec = TABLE[chosen.name]
     optimizer = spec.build(groups(denoiser, config), chosen, device.type == "cuda")
-    average = WeightAverage(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
-    return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
+    average, powers = averages_of(denoiser.parameters, config, in_host=config.ema.device == "cpu")
+    return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average, powers=powers,
                       latents=latents_of(setup.manifest).to(device), singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None, offload=offload,
                       prompts=_prompts(setup, device), slide=_slide(setup, device))
+
+
+def averages_of(parameters: Mapping[str, Tensor], config: Config, *, in_host: bool
+                ) -> tuple[WeightAverage | None, dict[str, WeightAverage]]:
+    """The moving average, if there is one, and the power-function averages by their files."""
+    average = WeightAverage(parameters, in_host=in_host) if config.ema.decay else None
+    names = ema.POWERS if config.ema.snapshots else ()
+    return average, {name: WeightAverage(parameters, in_host=in_host) for name in names}
 
 
 def _prompts(setup: Setup, device: torch.device) -> TextArrays | None:
@@ -270,7 +279,10 @@ def apply_gradient(trainee: TrainState, config: Config, step: int, name: str, va
     return norm
 
 
-def move_average(trainee: TrainState, config: Config, step: int) -> None:
-    """Moves the average, if there is one, toward the parameters that step `step` (from 0) has updated."""
-    if trainee.average is not None:
+def move_averages(trainee: TrainState, config: Config, step: int, *, skipped: bool = False) -> None:
+    """Moves the averages that there are toward the parameters after step `step` (from 0). If that was `skipped`, the
+    moving average stays; power-function averages are over all steps."""
+    for name, power in trainee.powers.items():
+        power.update(trainee.denoiser.parameters, ema.power_decay_at(step, ema.POWERS[name]))
+    if trainee.average is not None and not skipped:
         trainee.average.update(trainee.denoiser.parameters, ema.decay_at(step, config.ema.decay))

@@ -23,6 +23,7 @@ from train.models import lora
 from train.models.denoiser import Denoiser
 from train.models.naming import Naming, naming_of
 from train.optim import optimizer_state
+from train.optim.ema import POWERS
 from train.optim.loss_scale import SHAPES
 from train.parallel.shards import Fetch, Sharded, Whole
 from train.runs.checkpoint import DataFacts, State, piece_name
@@ -34,7 +35,8 @@ from train.state import TrainState, averages, put_whole
 T = TypeVar("T")
 OPTIMIZER, AVERAGE, SCALE = "optimizer.safetensors", "ema.safetensors", "loss_scale.safetensors"
 # Of a file that holds an average instead of the last weights: that of `ema.decay`, or the optimizer's own.
-EMA_METADATA, OWN_METADATA = ({"latentry.weights": name} for name in ("moving average", "schedule-free average"))
+EMA_METADATA, OWN_METADATA, POWER_METADATA = ({"latentry.weights": name} for name in (
+    "moving average", "schedule-free average", "power-function average"))
 
 
 def weights_name(setup_family: Family, method: str) -> str:
@@ -59,6 +61,7 @@ class Snapshot:
 
     weights: Mapping[str, Tensor]
     average: Mapping[str, Tensor] | None  # with the weights that it leaves as they are
+    powers: Mapping[str, Mapping[str, Tensor]]  # likewise, of each power-function average by its file
     optimizer: Mapping[str, Tensor]
     fetch: Fetch  # the values, in host memory
 
@@ -73,13 +76,15 @@ def snapshot(trainee: TrainState) -> Iterator[Snapshot | None]:
     optimizer = optimizer_state.tensors_of(trainee.spec, trainee.optimizer, trainee.denoiser.parameters)
     like = trainee.model.shapes(weights)
     averaged = {} if average is None else {**weights, **average}
-    with trainee.model.handing((weights, like), (optimizer, _rows_kept(trainee, like)), (averaged, like)) as handed:
+    powers = [({**weights, **power.values}, like) for power in trainee.powers.values()]
+    with trainee.model.handing((weights, like), (optimizer, _rows_kept(trainee, like)), (averaged, like),
+                               *powers) as handed:
         if handed is None:
             yield None
             return
-        (all_weights, moments, all_averages), fetch = handed
+        (all_weights, moments, all_averages, *all_powers), fetch = handed
         yield Snapshot(weights=all_weights, average=None if average is None else all_averages, optimizer=moments,
-                       fetch=fetch)
+                       powers=dict(zip(trainee.powers, all_powers, strict=True)), fetch=fetch)
 
 
 def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
@@ -138,6 +143,9 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int, saved: Snapsh
         tensors = _packed(saved.average, setup.config, setup.model.naming, saved.fetch)
         yield CheckpointFile(name=AVERAGE, tensors=tensors, metadata={**metadata, **_of_average(trainee)},
                              fetch=saved.fetch)
+    for name, power in saved.powers.items():
+        yield CheckpointFile(name=name, tensors=_packed(power, setup.config, setup.model.naming, saved.fetch),
+                             metadata={**metadata, **POWER_METADATA}, fetch=saved.fetch)
 
 
 def _of_average(trainee: TrainState) -> dict[str, str]:
@@ -236,6 +244,8 @@ def restore(trainee: TrainState, start: Start, naming: Naming) -> None:
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
     if trainee.average is not None:
         put_weights(trainee.average.values, start, AVERAGE, family, model, trainee.denoiser.weights, naming)
+    for name, power in trainee.powers.items():
+        put_weights(power.values, start, name, family, model, trainee.denoiser.weights, naming)
 
 
 def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family, model: Whole,
@@ -247,8 +257,9 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
     of_file = model.shapes(targets if existing is None else existing)
     naming = kept_naming(start, name, naming or naming_of(family))
     like = _packed(of_file, start.config, naming)
-    wanted = {each: (torch.float32 if name == AVERAGE and value.requires_grad else value.dtype, tuple(value.shape))
-              for each, value in like.items()}  # an average is float32, whatever the trained weights are
+    average = name in (AVERAGE, *POWERS)  # which is float32, whatever the trained weights are
+    wanted = {each: (torch.float32 if average and value.requires_grad else value.dtype, tuple(value.shape))
+              for each, value in like.items()}
     if start.config.method == "lora":
         values = read_tensors(start.folder, start.state, name, wanted)
         put_whole(targets, lora.unpack(values, of_file, naming), model)

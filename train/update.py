@@ -33,7 +33,7 @@ from train.state import (
     apply_gradients,
     clip_gradients,
     in_backward,
-    move_average,
+    move_averages,
     set_rates,
 )
 
@@ -125,8 +125,7 @@ class Now:
     def complete(self, summed: _Summed, numbers: _Numbers, rate: float) -> None:
         """Follows the updated weights with their average, and logs the step."""
         progress, done = self.progress, summed.step + 1
-        if not numbers.overflowed:
-            move_average(self.trainee, self.setup.config, summed.step)
+        move_averages(self.trainee, self.setup.config, summed.step, skipped=numbers.overflowed)
         progress.done, progress.whole = done, True
         now = time.perf_counter()
         seconds, self.since = now - self.since, now

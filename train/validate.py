@@ -63,7 +63,7 @@ def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, slide: 
     if model.sharded and len(own) < len(requests[:: ranks.world]):
         own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
     with model.passes():
-        own_losses = _losses(denoiser, model, rows, setup, own, slide)
+        own_losses = losses_of(denoiser, model, rows, setup, own, slide)
     each = ranks.gather(own_losses)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     for number, request in enumerate(requests):
@@ -79,9 +79,10 @@ def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, slide: 
                      samples=len(means), sources=_by_source(means, rows, setup))
 
 
-def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest],
-            slide: Slide | None) -> list[list[float]]:
-    """The losses of the samples of each forward pass."""
+def losses_of(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest],
+              slide: Slide | None = None) -> list[list[float]]:
+    """The losses of the samples of each forward pass, before any weight; of a slider the mean of both directions. Does
+    not change the denoiser."""
     latents, losses = latents_of(setup.manifest).to(denoiser.device), []
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",

@@ -188,14 +188,17 @@ def _starts(count: int, most: int | None) -> range:
     return range(0, count, most or max(count, 1))
 
 
-def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, most: int = 0) -> Iterator[BatchRequest]:
-    """The validation samples at `count` fixed timesteps, first view and first text, in micro-batches.
+def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, most: int = 0,
+               training: bool = False) -> Iterator[BatchRequest]:
+    """The validation samples, or those of `training`, at `count` fixed timesteps, first view and first text, in
+    micro-batches.
 
     At most `most` samples (0: all), the same each time and evenly spread over all of them.
     """
-    total, first = sum(len(members) for members in index.validation), 0
+    of_buckets = index.training if training else index.validation
+    total, first = sum(len(members) for members in of_buckets), 0
     chosen = {number * total // most for number in range(most)} if 0 < most < total else set(range(total))
-    for bucket, members in enumerate(index.validation):
+    for bucket, members in enumerate(of_buckets):
         draws = [_fixed(index, int(sample), at) for number, sample in enumerate(members, first) if number in chosen
                  for at in spread(count, timesteps)]
         first += len(members)

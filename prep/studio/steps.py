@@ -45,8 +45,8 @@ STEPS = (
          fill={"sources": "pictures", "model": "models"}, makes="recipes"),
     Step(title="Check the pictures", does="Decodes each picture and reads each caption and mask; lists what is wrong.",
          form="prep-scan", main=("source", "model"), fill={"source": "source"}),
-    Step(title="See what is in the set", does="Compares what pictures show, by a vision model: near-duplicates, outliers, "
-         "what takes most of an epoch.", form="prep-embed", main=("source", "model", "cache", "device"),
+    Step(title="See what is in the set", does="Compares what pictures show, by a vision model: near-duplicates, "
+         "outliers, what takes most of an epoch.", form="prep-embed", main=("source", "model", "cache", "device"),
          fill={"source": "source"}, preset={"cache": "cache"}),
     Step(title="Make captions", does="Asks a model, here or of a server, about each picture that has no caption.",
          form="prep-caption", main=("source", "model", "endpoint", "trigger", "limit"), fill={"source": "source"}),

@@ -261,6 +261,8 @@ class Ema:
     device: AverageDevice = setting("model", choices=get_args(AverageDevice), resume=True,
                                     help="where it is kept and updated; model: beside the weights; cpu: in "
                                     "system RAM, which takes none of the GPU's")
+    snapshots: bool = setting(False, help="keep two more averages at each checkpoint, also of checkpoints that are "
+                              "removed: train merge RUN --ema 0.1 makes an average of any length of them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

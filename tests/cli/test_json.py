@@ -98,6 +98,7 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("run", a, "--batch-size", 2, "--steps", 1, "--device", "cpu", "--precision", "fp32", "-o", tmp_path / "run",
             program="train")
     checked("merge", tmp_path / "run", "-o", tmp_path / "merged", program="train")
+    checked("merge", tmp_path / "run", tmp_path / "run", "-o", tmp_path / "mean.safetensors", program="train")
     checked("resize", tmp_path / "run", "-o", tmp_path / "less.safetensors", "--rank", 2, program="train")
     checked("extract", tiny_model, tmp_path / "merged", "-o", tmp_path / "extracted.safetensors", program="train")
     checked("worst", tmp_path / "run", program="train")

@@ -41,8 +41,8 @@ def test_look_alikes_are_told_and_copies_are_not(prep, alike, vision, tmp_path):
     said = prep(*words)
     assert "\ninfo\tsemantic-duplicate\tzz-nearly.png\tshows nearly the same as " in said.out
     assert re.search(r"^.*cache: made 0 embeddings \(0 bytes\), reused 9, of 10 pictures in ", said.out, re.MULTILINE)
-    (tmp_path / "r.toml").write_text(f"[embed]\nmodel = '{vision['dinov2']}'\n[similarity]\nclusters = 2\ndominance = 1.0\n"
-                                     f"[[source]]\npath = '{photos}'\n")
+    (tmp_path / "r.toml").write_text(f"[embed]\nmodel = '{vision['dinov2']}'\n[similarity]\nclusters = 2\n"
+                                     f"dominance = 1.0\n[[source]]\npath = '{photos}'\n")
     again = prep("embed", tmp_path / "r.toml", "--cache", tmp_path / "cache", *SIZED, "--json").json
     assert again["made"] == 0 and "dominant-cluster" in {each["code"] for each in again["findings"]}
     assert prep(*words, "--dry-run", "--json").json["findings"] == []

@@ -20,7 +20,7 @@ from train.state import (
     create_state,
     forward_backward,
     in_backward,
-    move_average,
+    move_averages,
 )
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def _counted(setup, allocations):
                 if not in_backward(setup.config):
                     clip_gradients(trainee, setup.config)
                     apply_gradients(trainee, setup, 0)
-            move_average(trainee, setup.config, 0)
+            move_averages(trainee, setup.config, 0)
         return {**mode.peak, INPUTS: SLOTS * sum(value.nbytes for value in _tensors(batch))}
 
 

@@ -70,9 +70,10 @@ def interrupt_after(step):
     pytest.param({"lora": {"rank": 4, "dora": True, "format": "kohya"}, "optimizer": {"name": OTHERS[-1]}}, False,
                  marks=pytest.mark.slow),
     pytest.param({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False, marks=pytest.mark.slow),
-    ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9}}, False),
+    ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9, "snapshots": True}}, False),
     ({"lora": {"rank": 2, "dropout": 0.3}, "preserve": {"prior": True, "unmasked": 0.5, "prompted": 0.7,
-                                                           "prompts": ["", "a red circle"]}}, False),
+                                                           "prompts": ["", "a red circle"]},
+      "ema": {"snapshots": True}}, False),
     pytest.param({"lora": {"rank": 2, "dropout": 0.3}, "slider": {"positive": "a red circle"}}, False,
                  marks=pytest.mark.slow),
 ], ids=["lora", "full", "posterior", *OTHERS, "dora", "pissa", "loha", "lokr", "dora-kohya", "full-8bit", "part",
@@ -103,7 +104,7 @@ def test_where_an_average_is_kept_changes_no_bit_and_may_change_on_resume(make, 
     for first, then in (("model", "model"), ("cpu", "model"), ("model", "cpu")):
         run = tmp_path / f"{first}-{then}"
         for last, place in ((2, first), (4, then)):
-            again = {**QUICK, **settings, "steps": last, "ema": {"decay": 0.9, "device": place},
+            again = {**QUICK, **settings, "steps": last, "ema": {"decay": 0.9, "device": place, "snapshots": True},
                      "validation": {"every": 1, "timesteps": 2}}
             go(setup_of(made, **again), run, resume=last > 2)
         files = {path.relative_to(run): load_file(path) for path in run.rglob("*.safetensors")}

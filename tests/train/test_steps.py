@@ -47,7 +47,7 @@ def late(monkeypatch, fused):
         return go
 
     monkeypatch.setattr(loop, "accumulate", noted("gather", loop.accumulate))
-    for name in ("apply_gradients", "move_average", "check_finite"):
+    for name in ("apply_gradients", "move_averages", "check_finite"):
         monkeypatch.setattr(update, name, noted(name, getattr(update, name)))
     return done
 

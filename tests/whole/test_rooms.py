@@ -77,6 +77,7 @@ TRAIN_FLOORS = (
     {"check", "state_files", "prompts", "cluster_forecast", "card", "trial"},
     {"memory", "evaluate", "merging", "show_step", "update"},
     {"loop", "sample", "report"},
+    {"rates"},
     {"cli"},
 )
 

@@ -136,10 +136,11 @@ def _check_divided(config: Config, family: Family, references: bool) -> None:
     if not TABLE[name].elementwise:
         raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
                           hint="--set optimizer.name=adamw, or --no-shard")
-    faster = [name for name in ("channels_last", "compile") if getattr(config, name)]
-    if faster:
-        raise ConfigError(f"{faster[0]} is on, which is only for models that are not divided, but parallel.shard is on",
-                          hint=f"--set {faster[0]}=false, or --no-shard")
+    whole = [name for name in ("channels_last", "compile") if getattr(config, name)]
+    whole += ["ema.snapshots"] if config.ema.snapshots else []
+    if whole:
+        raise ConfigError(f"{whole[0]} is on, which is only for models that are not divided, but parallel.shard is on",
+                          hint=f"--set {whole[0]}=false, or --no-shard")
     if config.ema.decay and config.ema.device != "model":
         raise ConfigError(f"ema.device is '{config.ema.device}', which is only for models that are not divided, but "
                           "parallel.shard is on: each rank has its part of the average beside that of the weights",
@@ -173,6 +174,17 @@ def too_many_ranks(config: Config, world: int) -> ConfigError | None:
                            "ranks have a part of them each",
                            hint="--set full.fused_backward=false, or start one process")
     return None
+
+
+def check_testable(config: Config) -> None:
+    """Raises `ConfigError` if the optimizer has no learning rate that a test with a rising one could find."""
+    name = config.optimizer.name
+    if name == "prodigy":
+        raise ConfigError("optimizer.name is 'prodigy', which finds its learning rate itself, so --find-lr has nothing "
+                          "to find", hint="omit --find-lr, and leave optimizer.lr at 1")
+    if TABLE[name].averages:
+        raise ConfigError(f"optimizer.name is '{name}', whose average would be one over all rates that --find-lr tries",
+                          hint="take 1 to 10 times what --find-lr --set optimizer.name=adamw suggests")
 
 
 def needs_device(config: Config) -> bool:

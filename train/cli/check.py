@@ -17,6 +17,7 @@ from prep.fs.place import Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of
+from train.cli.find_lr import FindLr, document, finding, lines_of
 from train.cli.memory import Fitting, MemoryOpt, fitting
 from train.cli.resumed import Resumed
 from train.cli.run import manifest_of, no_manifest, run_place, start_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prep.errors import Problem
     from prep.training.schema import Config
     from train.cluster_forecast import Outlook
+    from train.rates.find import Found
     from train.setup import CheckReport, RunRequest, Setup
 
 
@@ -51,19 +53,21 @@ def check(
     store_latency: Annotated[str | None, typer.Option(
         metavar="TIME", help="with --samples or --node-cache: the time in which an object store answers a "
         "request, like 30ms", show_default=False)] = None,
-    memory: MemoryOpt = None,
+    memory: MemoryOpt = None, find_lr: FindLr = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, show the step plan, and estimate the memory that a step takes. No weights are
-    loaded.
+    loaded without --find-lr.
 
     With --resume: what run --resume would refuse, from which step it would continue, and what differs.
     """
     from prep.errors import CacheError, PathError
+    from train.check.requirements import check_testable
 
     config = config if resume else opt.settings_of(config, manifest)
     latency = None if store_latency is None else latency_of(store_latency)
     cluster = Cluster(world=world_size, nodes=nodes or 1)
+    _require_new(find_lr, resume, cluster)
     place = run_place(manifest, output, resume, "train check")
     try:
         resumed = _resumed(place, resume, start_from, adopt, init_from)
@@ -73,6 +77,8 @@ def check(
         return
     chosen = opt.read_settings(config, settings, given,
                                None if resumed is None or resumed.start is None else resumed.start.state.config)
+    if find_lr:
+        check_testable(chosen)
     resumed, report = _report(resumed, opt.request_of(data, model, download, allow_other_encoders, init_from,
                                                       cache),
                               chosen)
@@ -83,8 +89,17 @@ def check(
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --node-cache and --samples, expected one of them",
                          hint="add --node-cache, the space for copies of shards on a node")
-    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, fit, as_json=as_json)
+    found = finding(report.setup, device, place) if find_lr and report.setup is not None else None
+    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, fit, found, as_json=as_json)
     opt.stop_at_faults(report.faults, printed=as_json)
+
+
+def _require_new(find_lr: bool, resume: bool, cluster: Cluster) -> None:
+    """Raises `UsageError` if a rate is to be found for a run that is continued, or of several processes."""
+    if find_lr and (resume or cluster.world is not None):
+        other = "--resume" if resume else "--world-size"
+        raise UsageError(f"--find-lr is given with {other}, but it tests the first steps of one process",
+                         hint="omit one of them")
 
 
 def _resumed(place: Place, resume: bool, named: str | None, adopt: bool, init: Path | None) -> Resumed | None:
@@ -107,14 +122,16 @@ def _report(resumed: Resumed | None, request: RunRequest, config: Config) -> tup
 
 
 def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,
-          latency: float | None, world: int | None, fit: Fitting, *, as_json: bool) -> None:
+          latency: float | None, world: int | None, fit: Fitting, found: Found | None, *, as_json: bool) -> None:
     """Prints what was found, but for the faults, which the command ends with."""
     if as_json:
         put_json(_as_json(report, fit) | ({"resume": resuming.as_json(resumed)} if resumed else {})
-                 | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
+                 | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {})
+                 | ({"find_lr": document(found)} if found else {}))
         return
     lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world, fit),
-             _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])]
+             _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else []),
+             *(lines_of(found) if found else [])]
     if text := "\n".join(line for line in lines if line):
         put(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,8 +11,9 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
 from prep.formatting import counted, format_bytes, printable
-from prep.fs.place import OUTPUT, place_of, require_local
+from prep.fs.place import OUTPUT, Local, place_of, require_local
 from prep.runtime import defer_interrupts
+from train.cli import averaging
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -22,36 +24,78 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def merge(
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file of any trainer, or the directory or "
-                                         "URL of a run (of a LoRA, or of all weights) or of one of its checkpoints",
-                                         show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
-                                         show_default=False)],
+    lora: Annotated[list[Path], typer.Argument(
+        metavar="LORA", help="a LoRA file of any trainer, or the directory or URL of a run (of a LoRA, or of all "
+        "weights) or of one of its checkpoints; several: they are averaged", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write, which must not exist; of "
+                                         "several, and with --ema, a .safetensors file", show_default=False)],
+    weights: Annotated[str | None, typer.Option(
+        metavar="NUMBERS", help="of several: the part of each in the average, as 0.7,0.3 (default: equal)",
+        show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(
+        help="of several LoRA files: the most that a layer has (default: the sum of theirs, which is exact)", min=1,
+        max=4096, show_default=False)] = None,
+    ema: Annotated[float | None, typer.Option(
+        metavar="LENGTH", help="of one run with ema.snapshots: write the average of its weights of this length, in "
+        "parts of the training time, as a .safetensors file", min=0.01, max=0.28, show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="directory, single file or Hub id (default: the run's); needed if "
                                                   "it has moved, and with a LoRA file")] = None,
     strength: Annotated[float, typer.Option(help="factor of what the LoRA adds", min=-10, max=10)] = 1.0,
-    dtype: Annotated[str | None, choice(help="dtype of the denoiser's weights (default: as they are)",
-                                        words=DTYPES)] = None,
+    dtype: Annotated[str | None, choice(help="dtype of the denoiser's weights, or of an average (default: as they "
+                                        "are)", words=DTYPES)] = None,
     download: opt.Download = False, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA.
+    """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA; or average results.
 
     Of a run that trained all weights, the directory has these, and the other parts of its model. README.md there is a
-    model card.
+    model card. Several results of the same kind become one file of the same kind, their weighted average: -o
+    mean.safetensors. With --ema one run becomes a file of a moving average of its weights.
     """
-    from prep.cli.ticker import progress
     from prep.errors import PathError, UsageError
-    from prep.models.hub import locate
-    from prep.models.named import is_local
-    from train.runs.directory import model_of, read_run, run_of
     from train.runs.stored.reading import for_merge
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     require_local(output, "output", OUTPUT, UsageError)
-    source = for_merge(place_of(lora))
-    if not source.path.exists():
-        raise PathError(f"{source} does not exist, expected a LoRA file or a run")
+    sources = [for_merge(place_of(each)) for each in lora]
+    for source in sources:
+        if not source.path.exists():
+            raise PathError(f"{source} does not exist, expected a LoRA file or a run")
+    chosen = cast("Dtype | None", dtype)
+    if ema is not None:
+        if len(sources) > 1:
+            raise UsageError(f"--ema is for one run, but {len(sources)} are named", hint="name one run")
+        _refuse({"--weights": weights, "--rank": rank, "--model": model, "--strength": None if strength == 1 else
+                 strength}, "without --ema")
+        averaging.posthoc(sources[0], output, ema, chosen, as_json=as_json, quiet=quiet)
+    elif len(sources) == 1:
+        _refuse({"--weights": weights, "--rank": rank}, "of several results, but one is named")
+        _into_model(sources[0], output, model, strength, chosen, download=download, as_json=as_json, quiet=quiet)
+    else:
+        _refuse({"--model": model, "--strength": None if strength == 1 else strength}, "of one result, which is added "
+                "to its model, but several are named")
+        averaging.average(sources, output, averaging.numbers(weights, len(sources)), rank, chosen, as_json=as_json,
+                          quiet=quiet)
+
+
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raises `UsageError` if one of these options is given."""
+    from prep.errors import UsageError
+
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{name} is for the merge {reason}", hint=f"omit {name}")
+
+
+def _into_model(source: Local, output: Path, model: str | None, strength: float, dtype: Dtype | None, *,
+                download: bool, as_json: bool, quiet: bool) -> None:
+    """Adds what was trained to its model."""
+    from prep.cli.ticker import progress
+    from prep.errors import UsageError
+    from prep.models.hub import locate
+    from prep.models.named import is_local
+    from train.runs.directory import model_of, read_run, run_of
+
     named: str | Path | None = model
     if named is None and source.path.is_dir():
         named = model_of(read_run(run_of(source)), None)
@@ -64,8 +108,8 @@ def merge(
         from train.merging.directory import MergeRequest, merge
 
     folder = locate(named, download=download)
-    request = MergeRequest(lora=source.path, model=folder, output=output, strength=strength,
-                           dtype=cast("Dtype | None", dtype), hub_id=None if is_local(named) else str(named))
+    request = MergeRequest(lora=source.path, model=folder, output=output, strength=strength, dtype=dtype,
+                           hub_id=None if is_local(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
         done = merge(request, tick)
     _show(done, request, as_json)

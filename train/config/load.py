@@ -298,6 +298,9 @@ def _check_optimizer(config: Config) -> None:
         if config.schedule.name != "constant":
             raise Unparsed(f"schedule.name is '{config.schedule.name}', expected 'constant' for 'adamw-schedule-free', "
                            "which averages the weights instead")
+        if config.ema.snapshots:
+            raise Unparsed("ema.snapshots is on, expected off for 'adamw-schedule-free', which averages the weights "
+                           "itself")
         if config.ema.decay:
             raise Unparsed(f"ema.decay is {config.ema.decay:g}, expected 0 for 'adamw-schedule-free', which averages "
                            "the weights itself")

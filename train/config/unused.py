@@ -88,7 +88,7 @@ def _of_optimizer(config: Config) -> _Reasons:
         yield ("schedule.cycles",), f"schedule.name is '{schedule.name}', expected 'cosine-restarts' for it"
     if schedule.name != "polynomial":
         yield ("schedule.power",), f"schedule.name is '{schedule.name}', expected 'polynomial' for it"
-    if not config.ema.decay:
+    if not config.ema.decay and not config.ema.snapshots:
         yield ("ema.device",), "ema.decay is 0"
 
 
@@ -134,7 +134,7 @@ def _of_evaluation(config: Config, facts: Facts) -> _Reasons:
 def _of_computer(config: Config, device: str | None, world: int | None) -> _Reasons:
     if device not in (None, "cuda"):
         yield ("tf32",), f"the device is {device}, expected an NVIDIA GPU for it"
-    if device == "cpu" and config.ema.decay:
+    if device == "cpu" and (config.ema.decay or config.ema.snapshots):
         yield ("ema.device",), "the device is cpu, where the weights are as well"
     if device in ("cpu", "mps"):
         yield ("offload",), f"the device is {device}, whose memory is the system's"

@@ -198,7 +198,7 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
 
 
 def _average_elsewhere(config: Config, now: Forecast) -> Mapping[str, Any]:
-    there = config.ema.decay and config.ema.device == "model" and now.room.kind != "cpu"
+    there = (config.ema.decay or config.ema.snapshots) and config.ema.device == "model" and now.room.kind != "cpu"
     return {"ema.device": "cpu"} if there else {}
 
 

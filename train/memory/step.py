@@ -37,7 +37,6 @@ from train.models.offload import block_bytes
 from train.models.recomputed import LEAST
 from train.models.recomputed import recomputed as recomputed_here
 from train.models.unloaded import unloaded
-from train.optim.ema import WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE
 from train.optim.singly import at_gradients
@@ -47,11 +46,12 @@ from train.state import (
     TrainState,
     apply_gradient,
     apply_gradients,
+    averages_of,
     clip_gradients,
     forward_backward,
     groups,
     in_backward,
-    move_average,
+    move_averages,
     singly_of,
 )
 
@@ -139,7 +139,7 @@ def _within(trainee: TrainState, setup: Setup, counted: Hollow, batch: Batch) ->
         with at_gradients(trained, update):
             forward_backward(trainee, setup.config, batch)
     with counted.making(AVERAGE):
-        move_average(trainee, setup.config, 0)
+        move_averages(trainee, setup.config, 0)
     found = dict(counted.peak)
     return found | {OPTIMIZER: found.get(OPTIMIZER, 0) - _paged(trainee, counted)}
 
@@ -154,7 +154,7 @@ def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
         clip_gradients(trainee, setup.config)
         apply_gradients(trainee, setup, 0)
     with counted.making(AVERAGE):
-        move_average(trainee, setup.config, 0)
+        move_averages(trainee, setup.config, 0)
 
 
 def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
@@ -169,13 +169,14 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
         counted.add(ADAPTERS, denoiser.weights.values())
-    spec, averaged = TABLE[config.optimizer.name], config.ema.decay and (config.ema.device == "model" or not on_gpu)
+    spec, beside = TABLE[config.optimizer.name], config.ema.device == "model" or not on_gpu
     chosen = replace(config.optimizer, name="adamw-8bit") if spec.paged else config.optimizer  # pages need a GPU
     with counted.making(AVERAGE):
-        average = WeightAverage(denoiser.parameters, in_host=False) if averaged else None
+        average, powers = averages_of(denoiser.parameters, config, in_host=False) if beside else (None, {})
     optimizer = spec.build(groups(denoiser, config), chosen, room.kind == "cuda")
-    return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average, optimizer=optimizer,
-                      latents=latents_of(setup.manifest), singly=singly_of(denoiser, optimizer, config),
+    return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average, powers=powers,
+                      optimizer=optimizer, latents=latents_of(setup.manifest),
+                      singly=singly_of(denoiser, optimizer, config),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 

@@ -7,10 +7,7 @@ a full run take the place of the model's, as the run has them.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,11 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from prep.errors import ModelError, PathError, Problem, UsageError, first_line
-from prep.formatting import format_bytes
+from prep.errors import ModelError, PathError, Problem, UsageError
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.checkpoints.single_file import convert
@@ -38,21 +33,18 @@ from prep.runs.documents import open_plain, refused
 from prep.training.schema import Dtype
 from train.merging.additions import Added, changed, read_lora
 from train.merging.card import CARD, Merger, card
-from train.merging.trained import another, family_of_run, find_lora, find_trained
+from train.merging.streamed import cast, check_space, infos_of, part_of, sha256_of, size_of
+from train.merging.trained import another, family_of_run, find_lora, find_trained, metadata_of
 from train.metadata import table_in
 from train.models.base import base_fingerprints
 from train.models.naming import naming_of
 from train.models.targets import layers_of
-from train.runs.checkpoint import open_weights, recorded_digest
-from train.runs.checkpoint_files import CheckpointFile, write_part
+from train.runs.checkpoint import recorded_digest
+from train.runs.checkpoint_files import write_part
 from train.runs.lora_file import unfit
-from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
-from train.runs.safetensors.reader import DTYPES, read_tensor
 
 INDEX = ".safetensors.index.json"
 _COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".safetensors")  # no pickles, no code
-_Infos = Mapping[str, TensorInfo]  # of a file
-_SPELLED: Mapping[Dtype, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +100,8 @@ def _merged_from(model: Path, request: MergeRequest, tick: Tick) -> Merged:
     content = (_of_lora if trained is None else _of_full)(request, family, files, path)
     others = list(_others(model, family))
     schedules = _scheduling(model, family, table_in(content.metadata, "latentry.config"))
-    _check_space(request, content.needed, others)
-    digest = _sha256(path)
+    check_space(request.output, content.needed + sum(path.stat().st_size for path, _ in others), "merged model")
+    digest = sha256_of(path)
     with atomic.new_directory(request.output) as staged:
         for source, name in others:
             _copy(source, staged / name, schedules.get(name))
@@ -145,10 +137,10 @@ def _of_lora(request: MergeRequest, family: Family, files: ComponentFiles, path:
     for name, part in read.added.items():
         if part.bias is not None and f"{name}.bias" not in shapes:
             raise unfit(path, Unparsed(f"it adds to a bias of {name[:120]}, which has none in this model"))
-    infos = [_infos(each) for each in files.weights]
+    infos = [infos_of(each) for each in files.weights]
     base = base_fingerprints(request.model, family)
     return _Content(full=False, layers=len(read.added), notes=read.file.notes(path.name), base=base,
-                    needed=sum(_size(each, request.dtype) for each in infos),
+                    needed=sum(size_of(each, request.dtype) for each in infos),
                     metadata=read.file.metadata, write=lambda folder, digest: _write_denoiser(
                         request, files, read.added, _facts(request, base, path, digest), folder))
 
@@ -165,7 +157,7 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
                     folder: Path) -> None:
     total = 0
     for path in files.weights:
-        part = _part({path: _infos(path)}, request.dtype, partial(_merged, added, request), facts)
+        part = part_of({path: infos_of(path)}, request.dtype, partial(_merged, added, request), facts)
         total += sum(value.nbytes for value in (part.tensors or {}).values())
         write_part(folder / files.weight_name(path), part)
     for name, data in files.small.items():
@@ -176,26 +168,6 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
         atomic.write_synced(folder / name, data)
 
 
-def _part(files: Mapping[Path, _Infos], dtype: Dtype | None, changed: Callable[[str, Tensor], Tensor],
-          metadata: Mapping[str, str]) -> CheckpointFile:
-    """A file of the tensors in `files`, in this dtype or their own; each is read and `changed` when it is written."""
-    sources = {name: (path, info) for path, infos in files.items() for name, info in infos.items()}
-    tensors = {name: torch.empty(info.shape, dtype=DTYPES[info.dtype if dtype is None else _SPELLED[dtype]],
-                                 device="meta") for name, (_, info) in sources.items()}
-    names = {id(value): name for name, value in tensors.items()}
-
-    def made(value: Tensor) -> Tensor:
-        name = names[id(value)]
-        path, info = sources[name]
-        try:
-            stored = read_tensor(path, info)
-        except (OSError, Unparsed) as error:
-            raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
-        return changed(name, stored)
-
-    return CheckpointFile(name="", tensors=tensors, metadata=metadata, fetch=made)
-
-
 def _merged(added: Mapping[str, Added], request: MergeRequest, name: str, value: Tensor) -> Tensor:
     """A weight with what the LoRA adds. Raises `ModelError`."""
     layer, _, end = name.rpartition(".")
@@ -204,17 +176,7 @@ def _merged(added: Mapping[str, Added], request: MergeRequest, name: str, value:
         whole = changed(value.float(), part, request.strength)
     elif part is not None and end == "bias" and part.bias is not None:
         whole = value.float() + request.strength * part.bias
-    return _cast(name, whole, request.dtype, value)
-
-
-def _cast(name: str, whole: Tensor, dtype: Dtype | None, value: Tensor) -> Tensor:
-    """`whole` in the dtype that is asked for, else in that of `value`. Raises `ModelError` for what that cannot hold.
-    """
-    cast = whole.to(value.dtype if dtype is None else DTYPES[_SPELLED[dtype]])
-    if not bool(cast.isfinite().all()) and bool(value.isfinite().all()):
-        raise ModelError(f"'{name[:80]}' has values that {str(cast.dtype).removeprefix('torch.')} cannot hold",
-                         hint="choose another dtype: --dtype bfloat16 or --dtype float32")
-    return cast
+    return cast(name, whole, request.dtype, value)
 
 
 def _facts(request: MergeRequest, base: Mapping[str, str], path: Path, digest: str) -> dict[str, str]:
@@ -230,7 +192,7 @@ def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path:
     if request.strength != 1:
         raise UsageError(f"--strength is {request.strength:g}, which is for a LoRA, but {path} has all weights",
                          hint="omit --strength")
-    shapes, infos = read_shapes(files.weights), _infos(path, from_run=True)
+    shapes, infos = read_shapes(files.weights), infos_of(path, from_run=True)
     for name, info in infos.items():
         if tuple(info.shape) != tuple(shapes.get(name, ())):
             expected = f"shape {list(shapes[name])}" if name in shapes else "no such tensor"
@@ -240,27 +202,22 @@ def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path:
     if others := sorted(lacking - family.buffers):
         raise ModelError(f"{path} lacks '{others[0][:80]}', which {request.model} has",
                          hint="name the model of the run with --model")
-    metadata = _metadata(path)
+    metadata = metadata_of(path)
 
-    from_model = {each: {name: info for name, info in _infos(each).items() if name in lacking}
+    from_model = {each: {name: info for name, info in infos_of(each).items() if name in lacking}
                   for each in files.weights if lacking}
 
     def write(folder: Path, digest: str) -> None:
         if digest != (recorded_digest(path) or digest):
             raise refused(path, Unparsed("its bytes do not match their digest"), another(path))
         facts = {name: value for name, value in metadata.items() if name.startswith(("latentry.", "modelspec."))}
-        part = _part({path: infos, **from_model}, request.dtype,
-                     lambda name, value: _cast(name, value, request.dtype, value), facts)
+        part = part_of({path: infos, **from_model}, request.dtype,
+                     lambda name, value: cast(name, value, request.dtype, value), facts)
         write_part(folder / "diffusion_pytorch_model.safetensors", part)
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
-    return _Content(full=True, layers=len(infos), needed=_size(infos, request.dtype), metadata=metadata, write=write,
+    return _Content(full=True, layers=len(infos), needed=size_of(infos, request.dtype), metadata=metadata, write=write,
                     base=table_in(metadata, "latentry.base"))
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    with open_plain(path) as handle:
-        return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
 def _scheduling(model: Model, family: Family, settings: Mapping[str, Any]) -> dict[str, bytes]:
@@ -328,22 +285,6 @@ def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def _infos(path: Path, *, from_run: bool = False) -> _Infos:
-    """The tensors of a file of weights: of a run if `from_run`, else of a model. Raises `ModelError`, `CacheError`."""
-    try:
-        with open_plain(path if from_run else path.resolve()) as handle:
-            tensors, _ = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
-    except (OSError, Unparsed) as error:
-        if from_run:
-            raise refused(path, error, another(path)) from None
-        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
-    for name, info in tensors.items():
-        if info.dtype not in _SPELLED.values():
-            raise ModelError(f"{path} has '{name[:80]}' in {info.dtype}, expected {' or '.join(_SPELLED.values())}",
-                             hint="name a model that is not quantized")
-    return tensors
-
-
 def _check_output(request: MergeRequest) -> None:
     _check_unused(request.output)
     check_above(request.output, "merged model")
@@ -356,28 +297,3 @@ def _check_output(request: MergeRequest) -> None:
 def _check_unused(output: Path) -> None:
     if output.exists() or output.is_symlink():
         raise PathError(f"{output} exists, expected a new directory", hint="name another with -o")
-
-
-def _size(infos: _Infos, dtype: Dtype | None) -> int:
-    """Bytes of the tensors in this dtype; `None`: in their own."""
-    item = None if dtype is None else ITEM_BYTES[_SPELLED[dtype]]
-    return sum((info.end - info.start) // ITEM_BYTES[info.dtype] * (item or ITEM_BYTES[info.dtype])
-               for info in infos.values())
-
-
-def _check_space(request: MergeRequest, weights: int, others: list[tuple[Path, str]]) -> None:
-    """Raises `PathError` unless the disk has room for the whole directory."""
-    needed = weights + sum(path.stat().st_size for path, _ in others)
-    disk = next(place for place in request.output.absolute().parents if place.exists())
-    free = shutil.disk_usage(disk).free
-    if free < needed:
-        raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for the "
-                        "merged model", hint="free some space, or name another directory with -o")
-
-
-def _sha256(path: Path) -> str:
-    running = hashlib.sha256()
-    with open_weights(path) as handle:
-        while data := handle.read(1 << 20):
-            running.update(data)
-    return running.hexdigest()

@@ -100,7 +100,7 @@ def open_factored(path: Path) -> Factored:
 
 
 def _layers(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, dict[str, str]]:
-    """The tensors of each layer, by kind. Raises `ModelError` for those whose rank cannot be lowered."""
+    """The tensors of each layer, by kind. Raises `ModelError` for those that are no product of two matrices."""
     layers: dict[str, dict[str, str]] = {}
     for name in infos:
         stem, kind = split(name) or ("", "")
@@ -110,25 +110,25 @@ def _layers(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, dict[str, 
         if not stem or plain:
             of = kind_of(name)
             raise ModelError(f"{path} has the tensor '{name[:120]}', " + (
-                f"of {of}, whose rank is not lowered" if of else "expected names of a LoRA, like '….lora_down.weight'"),
+                f"of {of}, which is no product of two matrices" if of else
+                "expected names of a LoRA, like '….lora_down.weight'"),
                 hint=_OTHERWISE if of else "name a LoRA file, a run, or a directory of PEFT")
         layers.setdefault(stem, {})[kind] = name
     for stem, kinds in layers.items():
         adapter = StoredAdapter(name=stem, parts=(), tensors=kinds)
         if adapter.kind not in ("lora", "diff"):
-            raise ModelError(f"{path} has a {KINDS[adapter.kind]} of {stem[:120]}, whose rank is not lowered",
-                             hint=_OTHERWISE)
+            raise ModelError(f"{path} has a {KINDS[adapter.kind]} of {stem[:120]}, which is no product of two "
+                             "matrices", hint=_OTHERWISE)
     return layers
 
 
 # ---- the settings of other ranks -------------------------------------------------------------------------------------
 
 
-def metadata_for(file: Factored, ranks: Mapping[str, int], large: set[str], facts: Mapping[str, Any]
+def metadata_for(file: Factored, ranks: Mapping[str, int], large: set[str], given: Mapping[str, str]
                  ) -> dict[str, str]:
-    """The file's metadata if its layers have these ranks and alphas, with what it was made of. `large`: convolutions
-    larger than 1x1."""
-    metadata = {**file.metadata, "latentry.resized": json.dumps(dict(facts))}
+    """The `given` metadata if the file's layers have these ranks and alphas. `large`: convolutions larger than 1x1."""
+    metadata = dict(given)
     metadata.pop("sshs_legacy_hash", None)
     if "ss_network_dim" in metadata:
         usual = _usual({stem: rank for stem, rank in ranks.items() if stem not in large} or ranks)

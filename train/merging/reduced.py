@@ -50,19 +50,21 @@ def whole(layers: Sequence[Reduced]) -> float:
     return kept_of_all([each.norm for each in layers], [each.kept for each in layers])
 
 
-def check_output(output: Path, sources: Sequence[Path], *, force: bool) -> None:
-    """Raises `PathError`, `UsageError` unless a LoRA file may be written there."""
+def check_output(output: Path, sources: Sequence[Path], *, force: bool | None, what: str = "LoRA file") -> None:
+    """Raises `PathError`, `UsageError` unless a file of weights may be written there. `force`: whether it may replace
+    one; `None`: the command has no such option."""
     if output.suffix != SUFFIX:
-        raise UsageError(f"output {output} has no name of a LoRA file, expected one that ends in {SUFFIX}",
+        raise UsageError(f"output {output} has no name of a {what}, expected one that ends in {SUFFIX}",
                          hint=f"-o {shell_name(f'{output}{SUFFIX}')}")
     if any(same_place(output, source) for source in sources if source.exists() and output.exists()):
         raise PathError(f"output {output} is what is read", hint="name another file with -o")
     if in_cache(output.resolve()):
         raise PathError(f"{output} lies in a cache", hint="name a file outside with -o")
     if output.absolute().parent.is_dir():
-        check_replaceable(output, "LoRA file", lambda head: True)
+        check_replaceable(output, what, lambda head: True)
     if (output.exists() or output.is_symlink()) and not force:
-        raise PathError(f"{output} exists, so it is not replaced", hint="name another file with -o, or add --force")
+        raise PathError(f"{output} exists, so it is not replaced",
+                        hint="name another file with -o" + ("" if force is None else ", or add --force"))
 
 
 def write_lora(output: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

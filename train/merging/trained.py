@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,11 +11,15 @@ from prep.errors import PathError, Problem
 from prep.formatting import shell_name
 from prep.fs.place import Local
 from prep.manifest.document import read_manifest
+from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
+from prep.parse import Unparsed
 from prep.runs.document import NAME as RUN
-from train.runs.checkpoint import is_checkpoint, list_checkpoints, newest_other
+from train.metadata import table_in
+from train.runs.checkpoint import is_checkpoint, list_checkpoints, newest_other, open_weights
 from train.runs.directory import run_of
 from train.runs.lora_file import NAMES
+from train.runs.safetensors.header import read_header_and_metadata
 
 
 def family_of_run(path: Path) -> str:
@@ -23,9 +29,24 @@ def family_of_run(path: Path) -> str:
     return ""
 
 
+def is_full(metadata: Mapping[str, str]) -> bool:
+    """Whether the metadata of a file say that it has all weights of a denoiser, as a full run writes them."""
+    return table_in(metadata, "latentry.config").get("method") == "full"
+
+
+def find_result(path: Path) -> Path:
+    """The weights at `path`, of a LoRA or of a full run, as `find_lora` and `find_trained`. Raises `PathError`."""
+    families = {family.denoiser: family for family in FAMILIES.values()}.values() if path.is_dir() else ()
+    return next(filter(None, (find_trained(path, family) for family in families)), None) or find_lora(path)
+
+
 def find_trained(path: Path, family: Family) -> Path | None:
     """The weights of the denoiser of the full run at `path`: a run's result, else those of its newest checkpoint; a
-    checkpoint's moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
+    checkpoint's moving average, if there is one; or a file of such weights. `None` if it is no full run. Raises
+    `PathError` for pieces."""
+    if path.is_file():
+        with suppress(OSError, Unparsed):  # of a LoRA's file its own reader says so
+            return path if is_full(metadata_of(path)) else None
     name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
     folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
     if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
@@ -58,6 +79,12 @@ def find_lora(path: Path) -> Path:
     if not path.is_file():
         raise PathError(f"{path} does not exist, expected a LoRA file or a run")
     return path
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """The metadata of a file of weights. Raises `OSError`, `Unparsed`."""
+    with open_weights(path) as handle:
+        return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
 def another(damaged: Path) -> str:

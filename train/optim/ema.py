@@ -1,16 +1,26 @@
-"""An exponential moving average of named parameters, in float32: beside them, or in host memory."""
+"""Moving averages of named parameters, in float32: beside them, or in host memory.
+
+Besides the exponential one there are power-function averages (Karras et al. 2024, "Analyzing and Improving the Training
+Dynamics of Diffusion Models", section 3.1), whose weight of step t grows with t^gamma. Their length is sigma_rel, the
+standard deviation of that profile in parts of the training time. From two of them at several steps any other length can
+be made afterwards: `train.merging.posthoc`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from prep.loader.device import Arriving, copied_to_host
 
 Shadow = dict[str, Tensor]
+# The files of a checkpoint with power-function averages of these lengths: those of the paper (section 3.2).
+POWERS: Mapping[str, float] = {"ema-0.05.safetensors": 0.05, "ema-0.10.safetensors": 0.10}
+LONGEST = 12**-0.5  # of gamma 0: all steps count alike
 
 
 def decay_at(step: int, decay: float) -> float:
@@ -19,6 +29,19 @@ def decay_at(step: int, decay: float) -> float:
     The same as TensorFlow's `ExponentialMovingAverage(num_updates=…)`; 0.9999 is reached after 90,000 steps.
     """
     return min(decay, (1 + step) / (10 + step))
+
+
+def exponent_of(length: float) -> float:
+    """gamma of the power function whose sigma_rel is `length`, between 0 and `LONGEST`: the largest root of equation 4
+    of the paper, sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)), as its authors' code finds it."""
+    squared = length**-2
+    return float(np.roots([1, 7, 16 - squared, 12 - squared]).real.max())
+
+
+def power_decay_at(step: int, length: float) -> float:
+    """The decay of update `step` (from 0) of a power-function average: (1 - 1/t)^(gamma + 1) with t = step + 1
+    (equation 2 of the paper). The first is 0: weights before the first step do not count."""
+    return float((1 - 1 / (step + 1)) ** (exponent_of(length) + 1))
 
 
 def start(parameters: Mapping[str, Tensor]) -> Shadow:

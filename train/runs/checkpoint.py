@@ -4,6 +4,8 @@
       lora.safetensors | unet/      the trained weights; for LoRA a file that ComfyUI and diffusers load
       optimizer.safetensors         what the optimizer keeps: of AdamW `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
       ema.safetensors               the average of the weights, if `ema.decay` or the optimizer makes one
+      ema-0.05.safetensors …        with `ema.snapshots`, power-function averages of two lengths, which go to
+                                    RUN/averages/step-000500/ when the checkpoint is removed
       state.json                    the step, what decides the steps, the settings, and the SHA-256 of each file
 
 A model of which all weights train can be divided among N ranks (`--shard`). Each rank then writes the rows that it has,
@@ -58,7 +60,7 @@ MEANINGS = {
     2: "the loss of a step is the sum of its samples' means, divided by batch_size",
 }
 MEANING = max(MEANINGS)
-STATE = "state.json"
+STATE, AVERAGES = "state.json", "averages"
 _NAME = re.compile(r"step-[0-9]{6,13}")
 _PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _ASIDE = re.compile(r"aside(?:-[0-9]+)?-(step-[0-9]{6,13})")
@@ -197,6 +199,22 @@ def _way_back(aside: Path, name: str) -> str:
 def set_aside(run: Path, step: int) -> list[str]:
     """Renames checkpoints after `step` to `aside-…`, so that none is taken for the newest; returns the new names."""
     return [_put_aside(folder) for folder in list_checkpoints(run) if int(folder.name[5:]) > step]
+
+
+def set_aside_averages(run: Path, step: int) -> list[str]:
+    """Renames averages of removed checkpoints after `step` likewise; returns the new names."""
+    return [_put_aside(folder) for folder in list_averages(run) if int(folder.name[5:]) > step]
+
+
+def list_averages(run: Path) -> list[Path]:
+    """The directories with averages of removed checkpoints, oldest first. Raises `CacheError` for links."""
+    folder = run / AVERAGES
+    if not folder.is_dir():
+        return []
+    for each in (run, folder):
+        check_links(each)
+    return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)),
+                  key=lambda path: int(path.name[5:]))
 
 
 def clear_pictures(run: Path, step: int, *, keep: bool) -> list[str]:

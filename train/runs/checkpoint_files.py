@@ -15,7 +15,9 @@ from prep.fs import atomic
 from prep.loader.device import to_device, to_host
 from prep.parse import Unparsed
 from prep.runs.documents import refused, with_checksum
+from train.optim.ema import POWERS
 from train.runs.checkpoint import (
+    AVERAGES,
     FORMAT,
     STATE,
     VERSION,
@@ -66,7 +68,12 @@ def state_part(state: State, version: int, files: Mapping[str, Any]) -> Checkpoi
 
 
 def remove_old(run: Path, keep: int) -> None:
+    """Removes all checkpoints but the newest `keep` (0: none); their power-function averages stay."""
     for old in list_checkpoints(run)[:-keep] if keep else ():
+        for power in [old / name for name in POWERS if (old / name).is_file()]:
+            kept = run / AVERAGES / old.name
+            atomic.make_dirs(kept)
+            atomic.rename(power, kept / power.name)
         atomic.remove_tree(old)
 
 

@@ -6,6 +6,7 @@
     RUN/log.jsonl             the events
     RUN/losses.bin            the loss of each sample at each showing
     RUN/checkpoints/ samples/
+    RUN/averages/step-000500/ power-function averages of removed checkpoints
     RUN/lora.safetensors | unet/ | transformer/    the result
     RUN/README.md             the model card
     RUN/loss.png              the loss so far
@@ -50,6 +51,7 @@ from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, 
 from prep.runs.documents import check_links, with_checksum
 from prep.training.schema import Config
 from train.config.load import as_table, parse
+from train.optim.ema import POWERS
 from train.optim.optimizers import TABLE
 from train.runs import checkpoint
 from train.setup import Origin, RunRequest, Setup
@@ -145,6 +147,8 @@ def _abandon(run: Local, step: int) -> list[str]:
     back = " (--from {} tells the way back)" if run.origin is None else ""
     warnings = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
             for name in checkpoint.set_aside(run.path, step)]
+    if averages := [f"averages/{name}" for name in checkpoint.set_aside_averages(run.path, step)]:
+        warnings.append(f"the averages of later steps were set aside: {join_texts(averages, 1)}")
     if pictures:
         warnings.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
     return warnings
@@ -209,7 +213,12 @@ def checkpoint_bytes(setup: Setup) -> int:
     config = setup.config
     averaged = config.ema.decay or TABLE[config.optimizer.name].averages
     each = 2 if config.method == "full" and config.full.dtype == "bfloat16" else 4
-    return setup.model.saved * (each + (4 if averaged else 0)) + setup.model.state_bytes
+    return setup.model.saved * (each + (4 if averaged else 0)) + _kept_bytes(setup) + setup.model.state_bytes
+
+
+def _kept_bytes(setup: Setup) -> int:
+    """The size of the power-function averages of a checkpoint, which stay when it is removed."""
+    return 4 * len(POWERS) * setup.model.saved if setup.config.ema.snapshots else 0
 
 
 def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere: str) -> None:
@@ -221,7 +230,8 @@ def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere:
     coming = _coming(setup, done)
     most = min(coming, settings.keep + spare - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
-    needed, free = max(most, 0) * size + 4 * setup.model.saved, shutil.disk_usage(disk).free
+    needed = max(most, 0) * size + max(coming - max(most, 0), 0) * _kept_bytes(setup) + 4 * setup.model.saved
+    free = shutil.disk_usage(disk).free
     if free < needed:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
         raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "

@@ -26,7 +26,7 @@ from prep.progress import Progress, phase, silent
 from prep.runs.documents import refused
 from prep.runs.events import Event, event_lines
 from prep.runs.losses import NAME
-from train.runs.losses import Growing, Losses
+from train.runs.losses import Growing, Losses, NoLosses
 
 Watch = Callable[[Event], None]
 TRAINING = "training"  # the phase between others
@@ -127,10 +127,11 @@ class Log:
 
 
 class NoLog(Log):
-    """The log of a rank that is not the first: it keeps and shows nothing."""
+    """The log of a rank that is not the first, and of steps that are thrown away: it keeps and shows nothing."""
 
     def __init__(self) -> None:
         super().__init__(Path("log.jsonl"), lambda _event: None)  # a name that is never opened
+        self.losses = NoLosses(Path(NAME))
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
         """Does nothing."""

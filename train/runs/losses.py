@@ -86,6 +86,13 @@ class Losses:
             self._file = None
 
 
+class NoLosses(Losses):
+    """Keeps nothing."""
+
+    def add(self, step: int, index: Index, showings: Sequence[tuple[int, int, float]]) -> None:
+        """Does nothing."""
+
+
 def ids_of(index: Index, samples: Sequence[int] | slice = slice(None)) -> Records:
     """The first 8 bytes of the id of each of `samples`, as the records have them."""
     return short_ids(index.samples.ids[samples])

@@ -24,7 +24,8 @@ from train.setup import Setup
 # A change of these would need tensors that the checkpoint lacks: even --adopt refuses it. So it is with lora.layers, if
 # a layer's rank differs.
 STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.dora",
-             "lora.init", "full.train", "full.freeze", "full.dtype", "ema.decay", "optimizer.name")
+             "lora.init", "full.train", "full.freeze", "full.dtype", "ema.decay",
+             "ema.snapshots", "optimizer.name")
 # What a changed setting needs: nothing, --adopt, another run; or for layers, that the same ones share a learning rate.
 _Needs = Literal["free", "adopt", "fixed", "groups"]
 # Changes of these put the logged losses on another scale: those of training alone, or those of validation as well.

@@ -54,9 +54,8 @@ TABLE: Mapping[str, Any] = {
         "optimizer.momentum", "optimizer.d_coef", "optimizer.bias_correction", "optimizer.clip", "schedule.name",
         "schedule.warmup", "timesteps.distribution", "timesteps.shift", "timesteps.shift_by_size", "timesteps.low",
         "timesteps.high", "noise.offset", "noise.pyramid", "noise.perturbation", "loss.masked", "loss.min_snr",
-        "loss.weighting", "loss.huber", "preserve.prompted", "slider.positive", "slider.negative",
-        "ema.decay", "sample.every", "checkpoint.every",
-        "checkpoint.keep",
+        "loss.weighting", "loss.huber", "preserve.prompted", "slider.positive", "slider.negative", "ema.decay",
+        "ema.snapshots", "sample.every", "checkpoint.every", "checkpoint.keep",
         "checkpoint.copy_gib", "log.plot", "log.tensorboard", "log.wandb", "result.dtype", "result.title",
         "result.author", "result.description", "result.license", "result.trigger"), ALWAYS),
     "tf32": Idle(value=True, device="cpu", why="the device is cpu, expected an NVIDIA GPU for it"),
@@ -166,7 +165,7 @@ def test_settings_of_one_reason_are_named_together():
 
 
 def test_an_average_is_on_the_cpu_in_any_case():
-    settings = {"ema.decay": 0.9, "ema.device": "cpu"}
+    settings = {"ema.snapshots": True, "ema.device": "cpu"}
     assert notes(settings, device="cpu") == [
         "ema.device has no effect: the device is cpu, where the weights are as well"]
     assert notes(settings, device="mps") == []

@@ -215,9 +215,9 @@ def test_factors_of_8_bits_become_bfloat16(tmp_path):
 
 @pytest.mark.parametrize(("changes", "error", "message"), [
     ({"lora_unet_a.lokr_w1": (2, 2), "lora_unet_a.lokr_w2": (4, 4)}, ModelError,
-     "has a LoKr of lora_unet_a, whose rank is not lowered"),
+     "has a LoKr of lora_unet_a, which is no product of two matrices"),
     ({"lora_unet_a.oft_blocks": (2, 4, 4)}, ModelError, "has the tensor 'lora_unet_a.oft_blocks', of OFT, BOFT or "
-     "VeRA, whose rank is not lowered"),
+     "VeRA, which is no product of two matrices"),
     ({"model.diffusion_model.out.2.weight": (4, 4)}, ModelError, "expected names of a LoRA, like"),
     ({"lora_unet_a" + DOWN: (3, 8)}, ModelError, "has no tensor 'up' of lora_unet_a"),
     ({"lora_unet_a" + DOWN: (3, 8), "lora_unet_a" + UP: (8, 4)}, ModelError, r"with shape \[8, 4\], but "

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from prep.cache.remote.quota import make_dirs
-from prep.errors import CacheError, PathError, Problem, first_line
+from prep.errors import CacheError, ConfigError, PathError, Problem, first_line
 from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.place import Local, Place
@@ -142,7 +142,10 @@ class StoredRun(OnDisk):
             return continued(self._objects, self.run, listed, named)
 
     def check_new(self, setup: Setup) -> None:
-        """Raises `PathError` unless a new run may begin there."""
+        """Raises `PathError` unless a new run may begin there, `ConfigError` for what a store does not keep."""
+        if setup.config.ema.snapshots:
+            raise ConfigError(f"ema.snapshots is on, but {self.place} is in an object store, where nothing of a "
+                              "removed checkpoint stays", hint="--set ema.snapshots=false, or a directory here with -o")
         check_new(self._objects, self._objects.list())
 
     def begins(self, resume: bool) -> bool:
