@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prep.cli.console import explain_interruption
 from prep.cli.ticker import progress, progress_unless
 from prep.fs.place import Place
 from prep.runtime import defer_interrupts
@@ -32,6 +33,7 @@ def finding(setup: Setup, device: str, place: Place) -> Found:
         from train.failures import Progress, explained
         from train.rates.find import STEPS, find_rate
 
+    explain_interruption("interrupted; nothing was written", "run the same command again to start over")
     state = Progress(device=pick_device(device))
     with (lock_directory(setup.index.cache.root, exclusive=False, patience=PATIENCE), settled_heap(state.device),
           progress("finding a learning rate", STEPS, unit="steps") as tick, explained(setup, Path(str(place)), state)):

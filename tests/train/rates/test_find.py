@@ -115,8 +115,10 @@ def test_layers_with_rates_of_their_own_keep_their_proportion(make, setup_of, mo
     assert max(ratios) == pytest.approx(min(ratios)), "they rise exponentially"
 
 
-def test_ctrl_c_leaves_nothing(make, setup_of, tmp_path, short):
-    setup, before, threads = setup_of(make(), lora={"rank": 2}), tree(tmp_path), threading.active_count()
+def test_ctrl_c_leaves_nothing(make, setup_of, train, monkeypatch, tmp_path, short):
+    made = make()
+    (made.manifest.cache / "lock").touch()
+    setup, before, threads = setup_of(made, lora={"rank": 2}), tree(tmp_path), threading.active_count()
 
     def interrupt(count):
         raise KeyboardInterrupt
@@ -124,6 +126,11 @@ def test_ctrl_c_leaves_nothing(make, setup_of, tmp_path, short):
     with pytest.raises(KeyboardInterrupt):
         found_by(setup, interrupt)
     assert tree(tmp_path) == before and threading.active_count() <= threads
+    monkeypatch.setattr(find, "make_step", lambda *args: interrupt(1))
+    result = train("check", made.path, "--find-lr", *QUICK)
+    assert (result.code, result.out) == (130, "") and result.err.rstrip().endswith(
+        "interrupted; nothing was written. Run the same command again to start over"), result.err
+    assert tree(tmp_path) == before
 
 
 def test_what_has_no_rate_to_find_is_refused(make, train):
