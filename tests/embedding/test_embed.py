@@ -152,7 +152,7 @@ def test_an_interrupted_run_is_continued(prep, photos, vision, tmp_path, monkeyp
     assert prep("embed", photos, "--model", vision["dinov2"], "--cache", cache, *SIZED, "--quiet").code == 130
     monkeypatch.setattr(local, "picture_rows", rows)
     again = embed(prep, photos, vision["dinov2"], cache).json
-    assert (again["made"], again["reused"]) == (2, 6) or again["made"] + again["reused"] == 8 and again["reused"] >= 3
+    assert (again["made"], again["reused"]) == (2, 6) or (again["made"] + again["reused"] == 8 and again["reused"] >= 3)
     after = rows_in(cache, photos, vision["dinov2"], **{"image.resolution": 64, "image.step": 8})[1]
     np.testing.assert_allclose(whole, after.astype(np.float32), atol=1e-3)
     assert not list((cache / "plans").glob("*"))
@@ -193,8 +193,8 @@ def test_what_is_no_vision_model_is_refused(prep, photos, vision, tiny_model, tm
     refused(tmp_path / "nowhere", "is neither a directory nor a Hub id")
     refused("owner/name", "is neither a directory nor in the local Hub cache", "add --download")
     refused(tiny_model, "has no config.json")
-    refused(changed("bert", config={"model_type": "bert"}), "has type 'bert', expected one that embeds pictures: dinov2",
-            "for example facebook/dinov2-base")
+    refused(changed("bert", config={"model_type": "bert"}),
+            "has type 'bert', expected one that embeds pictures: dinov2", "for example facebook/dinov2-base")
     blind = changed("blind")
     (blind / "preprocessor_config.json").unlink()
     refused(blind, "has no preprocessor_config.json, which says how the model sees a picture",
@@ -208,7 +208,8 @@ def test_what_is_no_vision_model_is_refused(prep, photos, vision, tiny_model, tm
             ({"do_center_crop": False}, "pictures keep their size or shape, expected all to become one size"),
             ({"crop_size": 48}, "crop_size is [48, 48], expected no more than size"),
             ({"do_normalize": False}, "do_normalize is false, expected pictures to be normalized"),
-            ({"image_mean": [0.5]}, "image_mean and image_std have 1 and 3 numbers, expected 3, of red, green and blue"),
+            ({"image_mean": [0.5]},
+             "image_mean and image_std have 1 and 3 numbers, expected 3, of red, green and blue"),
             ({"size": "large"}, "size is 'large', expected"), ({"image_std": [0.5, 0.5, 0]}, "image_std"))):
         refused(changed(f"odd{number}", preprocessor_config=table), words, "name another model")
     deep = prep("embed", photos, "--model", changed("deep", config={"num_hidden_layers": 3}), "--cache",

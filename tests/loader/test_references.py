@@ -186,7 +186,8 @@ def test_a_reference_in_a_shard_of_another_shape(make):
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (lambda document: document.update(version=1), "expected 2: 3 if it has embeddings, 2 if not and a bucket has references"),
+    (lambda document: document.update(version=1),
+     "expected 2: 3 if it has embeddings, 2 if not and a bucket has references"),
     (lambda document: document["buckets"][1].update(references=[]), ".references has 0 sizes, expected 1 to 64"),
     (lambda document: document["prompts"]["samples"][0].update(references=[]),
      ".references has 0 members, expected 1 to 64"),
