@@ -152,8 +152,7 @@ def test_an_interrupted_run_is_continued(prep, photos, vision, tmp_path, monkeyp
     assert prep("embed", photos, "--model", vision["dinov2"], "--cache", cache, *SIZED, "--quiet").code == 130
     monkeypatch.setattr(local, "picture_rows", rows)
     again = embed(prep, photos, vision["dinov2"], cache).json
-    assert (again["made"], again["reused"]) == (2, 6) or (
-        again["made"] + again["reused"] == 8 and again["reused"] >= 3)
+    assert (again["made"], again["reused"]) == (2, 6) or (again["made"] + again["reused"] == 8 and again["reused"] >= 3)
     after = rows_in(cache, photos, vision["dinov2"], **{"image.resolution": 64, "image.step": 8})[1]
     np.testing.assert_allclose(whole, after.astype(np.float32), atol=1e-3)
     assert not list((cache / "plans").glob("*"))
@@ -195,8 +194,7 @@ def test_what_is_no_vision_model_is_refused(prep, photos, vision, tiny_model, tm
     refused("owner/name", "is neither a directory nor in the local Hub cache", "add --download")
     refused(tiny_model, "has no config.json")
     refused(changed("bert", config={"model_type": "bert"}),
-            "has type 'bert', expected one that embeds pictures: dinov2",
-            "for example facebook/dinov2-base")
+            "has type 'bert', expected one that embeds pictures: dinov2", "for example facebook/dinov2-base")
     blind = changed("blind")
     (blind / "preprocessor_config.json").unlink()
     refused(blind, "has no preprocessor_config.json, which says how the model sees a picture",

@@ -62,9 +62,6 @@ def test_rows_of_prep_embed_are_found_and_read_with_the_manifest(prep, encode, p
     (sample,) = prep("inspect", path, "--sample", "3.png", "--json").json["samples"]
     assert sample["embedding"]["row"] >= 0 and "embedding" in prep("inspect", path, "--sample", "3.png").out
     assert "embedding" in prep("inspect", path).out
-    (tmp_path / "prompts.txt").write_text("a red circle\na blue square")
-    assert prep("prompts", tmp_path / "prompts.txt", "--manifest", path).code == 0  # which renumbers shards
-    np.testing.assert_array_equal(embeddings_of(opened(path))[0], rows)
     alone = encode("--embed", vision["clip"], cache="other", output="other.json").json
     assert alone["encoded"]["embedding"] == 8
     other, _ = embeddings_of(opened(tmp_path / "other.json"))
@@ -73,6 +70,9 @@ def test_rows_of_prep_embed_are_found_and_read_with_the_manifest(prep, encode, p
         embeddings_of(opened(encode(output="plain.json") and tmp_path / "plain.json"))
     same = prep("diff", tmp_path / "plain.json", path, "--json").json
     assert (same["same"], same["identical"], same["fields"]["embedding"]["change"]) == (True, False, "added")
+    (tmp_path / "prompts.txt").write_text("a red circle\na blue square")
+    assert prep("prompts", tmp_path / "prompts.txt", "--manifest", path).code == 0  # which renumbers shards
+    np.testing.assert_array_equal(embeddings_of(opened(path))[0], rows)
 
 
 def test_training_sees_no_embeddings(encode, vision, tmp_path, photos):

@@ -623,9 +623,9 @@ def test_no_picture_that_can_be_trained_on_is_an_error_and_writes_no_manifest(en
 
 
 def test_pictures_that_all_change_meanwhile_are_no_fault_of_the_model(encode, photos, tmp_path, monkeypatch):
-    from prep.encode import run
+    from prep.encode import planned as planning
 
-    plan = run._plan
+    plan = planning._plan
 
     def late(*args, **settings):
         planned = plan(*args, **settings)
@@ -635,9 +635,9 @@ def test_pictures_that_all_change_meanwhile_are_no_fault_of_the_model(encode, ph
             draw(path, size, seed=70 + number)
         return planned
 
-    monkeypatch.setattr(run, "_plan", late)
+    monkeypatch.setattr(planning, "_plan", late)
     failed = encode(code=8)
-    monkeypatch.setattr(run, "_plan", plan)
+    monkeypatch.setattr(planning, "_plan", plan)
     assert "changed-meanwhile" in failed.err and "hint: run the same command again" in failed.err
     again = encode()
     assert (again["samples"]["train"], again["rejected"]) == (8, [])

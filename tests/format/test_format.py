@@ -464,8 +464,8 @@ def test_formats_of_documents_are_named():
         assert kind in PAGE
     for number, kind in ((4, "manifest"), (8, "commit"), (10, "damage")):
         told = {row[0]: row[2] for row in rows(section(number), "key")}
-        versions = "1" if kind != "manifest" else (
-            "1; 2 if a bucket has references; 3 if there are embeddings, with references or without")
+        versions = ("1; 2 if a bucket has references; 3 if there are embeddings, with references or without"
+                    if kind == "manifest" else "1")
         assert (told["format"], told["version"]) == (f"latentry/{kind}", versions)
     assert with_checksum({"format": "x"})["self"] == digest_json({"format": "x"})
 
