@@ -13,7 +13,6 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.findings import Finding, finding
 from prep.formatting import grouped
-from prep.similarity.captions import nearer_parts
 from prep.similarity.clusters import Clusters, clusters, usual_count
 from prep.similarity.duplicates import Resemblance, leaks, resemblances, threshold
 from prep.similarity.neighbors import LIMIT, Neighbors, Tick, neighbors
@@ -56,13 +55,13 @@ class Analysis:
 
 
 def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions, *, copies: Collection[str] = (),
-           texts: Halves | None = None, tick: Tick = lambda _: None) -> Analysis:
+           tick: Tick = lambda _: None) -> Analysis:
     """Analyzes `pictures` with their embeddings `rows`, [N, D] float16 of length 1; those without one are left out
     before. Each file is given once, also where a recipe has it in several resolutions.
 
-    `copies`: names of pictures that a scan already calls copies of others, which are not named again. `texts`, [N, D]:
-    embeddings of the captions in the same space, if the model has such. `tick` is called with numbers of pictures that
-    are compared with all others, nearly all of the work. Takes at most 256 MiB beside the rows.
+    `copies`: names of pictures that a scan already calls copies of others, which are not named again. `tick` is called
+    with numbers of pictures that are compared with all others, nearly all of the work. Takes at most 256 MiB beside the
+    rows.
     """
     assert len({picture.name for picture in pictures}) == len(pictures) == len(rows)
     order = sorted(range(len(pictures)), key=lambda number: rank(pictures[number].name, pictures[number].size))
@@ -76,8 +75,6 @@ def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOption
     records, spreads = cluster_records(ranked, found, EXAMPLES), source_spreads(ranked, found)
     findings = [*_limit_findings(len(ranked), len(found)), *_resemblance_findings(ranked, alike, leaked, copies),
                 *_outlier_findings(ranked, near, far, median), *share_findings(records, spreads, options.dominance)]
-    if texts is not None:
-        findings += _caption_findings(ranked, nearer_parts(vectors, vectors_of(texts, order)).tolist(), options.misfit)
     return Analysis(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records,
                     sources=spreads, look_alikes=_look_alikes(ranked, alike),
                     findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
@@ -148,12 +145,6 @@ def _outlier_findings(pictures: Sequence[Picture], near: Neighbors, far: Integer
         yield finding(pictures[number].name, "outlier", f"mean cosine {means[number]:.2f} with its {count} nearest "
                       f"pictures, the median of all is {median:.2f}"
                       + (f"; the nearest is {pictures[nearest].name}" if nearest >= 0 else ""))
-
-
-def _caption_findings(pictures: Sequence[Picture], parts: Sequence[float], misfit: float) -> Iterator[Finding]:
-    for picture, part in zip(pictures, parts, strict=True):
-        if part >= misfit:
-            yield finding(picture.name, "caption-misfit", f"{part:.0%} of random pictures are nearer to the caption")
 
 
 def _limit_findings(count: int, parts: int) -> Iterator[Finding]:

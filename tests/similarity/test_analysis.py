@@ -13,12 +13,10 @@ from prep.findings import CODES
 from prep.setting import check_values
 from prep.similarity import analysis
 from prep.similarity.analysis import analyze
-from prep.similarity.captions import nearer_parts
 from prep.similarity.duplicates import ALWAYS, threshold
 from prep.similarity.options import SimilarityOptions
 from prep.similarity.outliers import outliers
 from prep.similarity.shares import Picture
-from prep.similarity.vectors import vectors_of
 
 WIDTH = 48
 OPTIONS = SimilarityOptions()
@@ -129,28 +127,6 @@ def test_shares_count_repeats_and_sources():
     assert len(found.clusters[0].examples) == 11 and found.clusters[0].medoid not in found.clusters[0].examples
 
 
-def test_captions_are_compared_with_random_others_by_order():
-    rng = np.random.default_rng(5)
-    rows = rng.normal(size=(60, WIDTH))
-    texts = 0.2 * half(rows) + rng.normal(size=WIDTH) / np.sqrt(WIDTH)  # all far from all pictures
-    texts[4], texts[11] = texts[11].copy(), texts[4].copy()
-    texts[20:40] = texts[20]  # one caption of many is theirs, too
-    found = analyze(pictures_of(60), half(rows), OPTIONS, texts=half(texts))
-    wrong = [path for path, _ in said(found, "caption-misfit")]
-    assert [path for path in wrong if not "photos/020.jpg" <= path < "photos/040.jpg"] == [
-        "photos/004.jpg", "photos/011.jpg"]
-    parts = nearer_parts(vectors_of(half(rows)), vectors_of(half(texts)))
-    for number in (4, 5, 20, 30):
-        pictures, captions = half(rows).astype(float), half(texts).astype(float)
-        cosines = (pictures @ (captions[number] - captions.mean(axis=0))) / np.linalg.norm(pictures, axis=1)
-        others = [one for one in range(60) if half(texts)[one].tobytes() != half(texts)[number].tobytes()]
-        assert parts[number] == pytest.approx(np.mean(cosines[others] >= cosines[number]))
-    same = half(np.ones((60, WIDTH)))
-    assert said(analyze(pictures_of(60), half(rows), OPTIONS, texts=same), "caption-misfit") == []
-    (detail,) = {each.detail for each in found.findings if each.path == "photos/004.jpg"}
-    assert detail.endswith("% of random pictures are nearer to the caption")
-
-
 @settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3).filter(any), min_size=1, max_size=20), st.randoms(), st.data())
 def test_an_analysis_does_not_depend_on_the_order_of_pictures(directions, random, data):
@@ -158,11 +134,11 @@ def test_an_analysis_does_not_depend_on_the_order_of_pictures(directions, random
     pictures = [Picture(name=f"{number}.png", size=data.draw(st.sampled_from([(9, 9), (8, 8)])), role=data.draw(roles),
                         source=data.draw(st.sampled_from("ab")), repeats=data.draw(repeats))
                 for number in range(len(directions))]
-    rows, texts, order = half(directions), half([each[::-1] for each in directions]), list(range(len(directions)))
+    rows, order = half(directions), list(range(len(directions)))
     random.shuffle(order)
     options, ticked = SimilarityOptions(neighbors=2, clusters=3), []
-    found = analyze(pictures, rows, options, texts=texts, tick=ticked.append)
-    assert analyze([pictures[one] for one in order], rows[order], options, texts=texts[order]) == found
+    found = analyze(pictures, rows, options, tick=ticked.append)
+    assert analyze([pictures[one] for one in order], rows[order], options) == found
     assert sum(ticked) == len(pictures)
 
 
@@ -180,7 +156,7 @@ def test_more_pictures_than_the_limit_are_compared_within_clusters(monkeypatch):
 
 
 def test_nothing_is_an_error_and_settings_are_bounded():
-    codes = ("semantic-duplicate", "validation-leak", "outlier", "dominant-cluster", "uniform-source", "caption-misfit",
+    codes = ("semantic-duplicate", "validation-leak", "outlier", "dominant-cluster", "uniform-source",
              "neighbors-limited")
     assert {CODES[code][0] for code in codes} == {"info"}
     check_values(OPTIONS)
