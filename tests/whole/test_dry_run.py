@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tarred import member, tar_of
+from vision_models import build
 
 from prep.cli.main import app
 from prep.fs import memo
@@ -38,9 +39,10 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def places(home, photos, tiny_model):
-    """Pictures, the same in a tar, and a model."""
+    """Pictures, the same in a tar, a model, and one that embeds pictures."""
     shutil.move(photos, home / "photos")
     shutil.copytree(tiny_model, home / "model")
+    build(home / "seeing", "siglip")
     files = sorted(path for path in (home / "photos").iterdir())
     (home / "p.tar").write_bytes(tar_of([member(path.name, path.read_bytes()) for path in files]))
     return home
@@ -62,6 +64,8 @@ def commands_with(option: str) -> set[str]:
 LOOKS = {
     "encode": [encode("photos", "--dry-run"), encode("p.tar", "--dry-run"), encode("photos", "--dry-run", "--rehash"),
                encode("photos", "--dry-run", "--mask", "sidecar", "--json")],
+    "embed": [["embed", "photos", "--model", "seeing", "--cache", "cache", "--dry-run"],
+              ["embed", "p.tar", "--model", "seeing", "--cache", "cache", "--dry-run", "--rehash", "--json"]],
     "compact": [["compact", "cache", "--dry-run"]],
     "clean": [["clean", "--dry-run"], ["clean", "--dry-run", "--json"]],
     "gc": [["gc", "cache", "--keep", "m.json"], ["gc", "cache", "--keep", "m.json", "--older-than", "0", "--json"]],
