@@ -47,6 +47,7 @@ KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
          "beside": ("--rank", 2),
          "preserve": ("--rank", 2, "--set", "preserve.prior=true", "--set", "preserve.unmasked=0.5", "--set",
                       "preserve.prompted=0.5", "--set", 'preserve.prompts=["", "a red circle"]'),
+         "slider": ("--rank", 2, "--set", "slider.positive=a red circle"),
          "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
 
 
@@ -97,7 +98,7 @@ def others_read_pieces(train, path, folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
-    ("lora", 4), ("beside", 2), ("full", 2), ("preserve", 2)])
+    ("lora", 4), ("beside", 2), ("full", 2), ("preserve", 2), ("slider", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, setup_of, train, tmp_path, kind, count):
     """Also what is validated and drawn in between, with the average in place of the weights; also beside a training
     adapter, and with what the base predicts, which each process asks as often as others."""
