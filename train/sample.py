@@ -227,8 +227,9 @@ def _another(damaged: Path) -> str:
     return base if other is None else f"--checkpoint {other.name} shows another checkpoint; {base}"
 
 
-def prompts_of(wanted: SampleRequest, setup: Setup) -> CurrentPrompts:
-    """The prompts whose rows the cache has, or the run's directory."""
+def prompts_of(wanted: SampleRequest, setup: Setup, *, typing: bool = True) -> CurrentPrompts:
+    """The prompts whose rows the cache has, or the run's directory; `typing`: whether the command takes --prompt, too.
+    Raises `PathError`, `ConfigError`, `CacheError`."""
     encoded = partial(kept_rows, wanted.run.path, setup.index)
     if wanted.prompts is None:
         for fault in bad_lines(setup.index):
@@ -238,12 +239,12 @@ def prompts_of(wanted: SampleRequest, setup: Setup) -> CurrentPrompts:
         _, prompts = read_prompts(wanted.prompts, "--prompts")
         if not prompts:
             raise PathError(f"prompt file {wanted.prompts} has no prompts",
-                            hint="write one on each line, or give one with --prompt TEXT")
+                            hint="write one on each line" + (", or give one with --prompt TEXT" if typing else ""))
         rows = look_up(setup.index, prompts, wanted.prompts, encoded)
     if not rows.prompts:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
-                         hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
-                         + prompts_command(setup.manifest, named))
+                         hint=("encode a prompt with --prompt TEXT, or " if typing else "")
+                         + f"store the rows of a prompt file: {prompts_command(setup.manifest, named)}")
     return rows

@@ -11,6 +11,7 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import option_of
 from prep.errors import UsageError
+from prep.formatting import counted
 from prep.fs.place import OUTPUT, Local, maybe_place, require_local
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
@@ -74,7 +75,7 @@ def evaluate(
     for warning in found.warnings:
         say(f"warning: {warning}")
     if not quiet:
-        say(f"{found.drawn} pictures were drawn; {found.kept.folder} keeps them for the next time")
+        say(f"{counted(found.drawn, 'picture')} drawn; {found.kept.folder} keeps them for the next time")
     if as_json:
         put_json(found.as_json())
     else:

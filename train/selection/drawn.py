@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes, digest_parts
 from prep.embedding.rows import Rows
-from prep.errors import ModelError
+from prep.errors import CacheError, ModelError
 from prep.fs.untrusted import read_parts
 from prep.images.resize import scaled_pixels
 from prep.loader.index import Index
@@ -30,8 +32,8 @@ from prep.models.vision.model import VisionModel
 from prep.progress import Progress
 from prep.recipe.prompts import PromptSettings
 from prep.runtime import killable
-from prep.training.schema import Sampling
-from train.config.load import as_table
+from prep.training.schema import Config, Sampling
+from train.config.load import by_name
 from train.memory.forecast import blocks_offloaded
 from train.models.denoiser import Denoiser, adapted, load
 from train.runs.checkpoint import files_of
@@ -64,7 +66,8 @@ def column(start: Start | None, setup: Setup, settings: Sampling, prompts: Seque
     about = {"meaning": MEANING, "weights": "base" if start is None else _weights(start, setup),
              "base": dict(setup.model.base), "models": dict(setup.manifest.document["models"]),
              "others": dict(setup.model.others), "family": setup.family.name, "prediction": setup.prediction,
-             "config": as_table(replace(setup.config, sample=settings)),
+             "config": _changed(replace(setup.config, sample=Sampling())), "sampler": settings.sampler,
+             "drawn_by": settings.model, "steps": settings.steps, "guidance": settings.guidance,
              "size": settings.size or setup.index.usual_size}
     return Column(start=start, setup=setup, settings=settings, prompts=tuple(prompts), keys=tuple(
         digest_bytes(json.dumps({**about, "prompt": _described(prompt)}, sort_keys=True).encode())
@@ -108,7 +111,8 @@ def draw(columns: Sequence[Column], kept: Kept, vision: str, device: torch.devic
                              offload=blocks_offloaded(each.setup, device), progress=progress)
             denoiser, before = again, each
             if each.start is not None:
-                put_trained(denoiser, each.setup, each.start)
+                with aside(each.start.folder):
+                    put_trained(denoiser, each.setup, each.start)
             rows, left = StoredRows(each.setup.index), iter(numbers)
             while some := list(islice(left, AT_ONCE)):
                 made = pictures(denoiser, rows, each.setup.model.drawing, [each.prompts[number] for number in some],
@@ -119,6 +123,16 @@ def draw(columns: Sequence[Column], kept: Kept, vision: str, device: torch.devic
             del again
         del denoiser
     return total
+
+
+@contextmanager
+def aside(checkpoint: Path) -> Iterator[None]:
+    """Gives damage of a checkpoint the hint for a command that reads all of a run."""
+    try:
+        yield
+    except CacheError as error:
+        error.hint = f"the others are evaluated once {checkpoint} is moved out of the run"
+        raise
 
 
 def _again(denoiser: Denoiser | None, before: Column | None, now: Column, device: torch.device) -> Denoiser | None:
@@ -169,6 +183,12 @@ def _weights(start: Start, setup: Setup) -> list[str]:
     state = start.state
     return [state.files[name].sha256 or digest_parts(read_parts(start.folder / name))  # None: version 1
             for name in files_of(averaged(start, setup.family), state.files)]
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    """The settings that have not their defaults: one that a later version adds changes no key."""
+    usual = by_name(Config())
+    return {name: value for name, value in by_name(config).items() if value != usual.get(name)}
 
 
 def _described(prompt: PromptRows) -> dict[str, Any]:

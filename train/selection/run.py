@@ -29,7 +29,7 @@ from train.runs.directory import Run, read_run
 from train.runs.resume import Start, find_start
 from train.sample import SampleRequest, checked_setup, other_base, overridden, prompts_of, typed
 from train.sampling.prompts import PromptRows
-from train.selection.drawn import Column, column, draw, embed, no_prompt, rows_of, seeded
+from train.selection.drawn import Column, aside, column, draw, embed, no_prompt, rows_of, seeded
 from train.selection.kept import NAME, Kept
 from train.selection.scores import NEAREST, Candidate, Collection, Proposal, drift, likeness, propose
 from train.setup import Setup
@@ -121,7 +121,7 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     newest = setups[-1]
     collection = _collection(newest.manifest)
     vision = _vision(newest.manifest, wanted, progress)
-    prompts = overridden(prompts_of(sample, newest), sample)
+    prompts = overridden(prompts_of(sample, newest, typing=False), sample)
     neutral, warnings = _neutral(wanted, newest)
     about = seeded(prompts.prompts, wanted.seeds, newest.config.sample.seed if sample.seed is None else sample.seed)
     columns = [column(start, setup, replace(setup.config.sample, **typed(sample)), (*about, *neutral))
@@ -160,7 +160,11 @@ def _starts(run: Run, every: int) -> list[Start]:
     if not folders:
         raise PathError(f"{run.local} has no checkpoint to evaluate",
                         hint="checkpoint.every and checkpoint.keep say which ones a run keeps")
-    return [find_start(run.local, folder.name) for folder in folders[::-1][::every][::-1]]
+    starts = []
+    for folder in folders[::-1][::every][::-1]:
+        with aside(folder):
+            starts.append(find_start(run.local, folder.name))
+    return starts
 
 
 def _setups(run: Run, sample: SampleRequest, starts: Sequence[Start], progress: Progress) -> Iterator[Setup]:
@@ -220,5 +224,5 @@ def _neutral(wanted: EvaluateRequest, setup: Setup) -> tuple[tuple[PromptRows, .
         plain = no_prompt(setup.index)
         return seeded([replace(each, settings=replace(each.settings, **typed(sample))) for each in plain], seeds,
                       seed), ()
-    found = overridden(prompts_of(replace(sample, prompts=wanted.neutral), setup), sample)
+    found = overridden(prompts_of(replace(sample, prompts=wanted.neutral), setup, typing=False), sample)
     return seeded(found.prompts, seeds, seed), found.warnings

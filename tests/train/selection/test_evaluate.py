@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def root(prep, train, tiny_model, tmp_path_factory):
         for number in range(10):
             picture = draw(root / "photos" / f"{number}.png", (64, 64), seed=number)
             picture.with_suffix(".txt").write_text(f"picture {number}")
-        (root / "prompts.txt").write_text("a red circle\na blue square --n blurry --d 7\n")
+        (root / "prompts.txt").write_text("a <b>red</b> circle\na blue square --n blurry --d 7\n")
         build(root / "vision", "dinov2")
         done = prep("encode", root / "photos", "--embed", root / "vision", "--model", tiny_model, "--cache",
                     root / "cache", "-o", root / "m.json", "--prompts", root / "prompts.txt", "--resolution", 64,
@@ -95,16 +96,16 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     document = done.json
     Draft202012Validator(SCHEMA).validate(document)
     assert len(calls) == 3 * (2 * 2 + 2) + 2 and set(calls) == {
-        ("a red circle", 0), ("a red circle", 1), ("a blue square", 7), ("a blue square", 8), ("", 0), ("", 1)}
+        (text, first + number) for text, first in (("a <b>red</b> circle", 0), ("a blue square", 7), ("", 0))
+        for number in (0, 1)}
     nothing_left(monkeypatch)
     assert train("evaluate", run, *QUICK, "--json").json == document
     said = train("evaluate", run, "--device", "cpu", "--seeds", 2)
     assert said.out.splitlines()[-1] == (
         f"proposed: {document['proposal']['checkpoint'] or 'none'}: {document['proposal']['reason']}")
-    assert said.err == f"0 pictures were drawn; {run / 'evaluation'} keeps them for the next time\n"
+    assert said.err == f"0 pictures drawn; {run / 'evaluation'} keeps them for the next time\n"
 
-    found = running.evaluate(EvaluateRequest(sample=SampleRequest(run=Local(run), which=("after",)), seeds=2),
-                             torch.device("cpu"))
+    found = running.evaluate(asked(run), torch.device("cpu"))
     opened = open_manifest(read_manifest(root / "m.json"))
     rows, roles = embeddings_of(opened)[0].astype(np.float64), np.asarray(opened.samples.role)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -125,10 +126,20 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     cell = np.asarray(Image.open(run / "g.png"))[14:206:3, :192:3]  # 64 pixels, shown three times as large
     assert np.array_equal(cell, found.kept.picture(found.columns[1].keys[0]))
     html = (run / "page.html").read_text()
-    assert html.count("<img ") == 4 * 3 + 2 * 4 and "a red circle, seed 1, at step 3" in html
+    assert html.count("<img ") == 4 * 3 + 2 * 4 and "<b>" not in html and "circle, seed 1, at step 3" in html
 
 
-def test_an_interrupted_evaluation_goes_on_and_damage_is_repaired(run, train, monkeypatch):
+def asked(run):
+    return EvaluateRequest(sample=SampleRequest(run=Local(run), which=("after",)), seeds=2)
+
+
+def trained(root):
+    """The name of a training picture."""
+    samples = open_manifest(read_manifest(root / "m.json")).samples
+    return samples.name(int(np.flatnonzero(np.asarray(samples.role) == 0)[0]))
+
+
+def test_an_interrupted_evaluation_goes_on_and_damage_is_repaired(root, run, train, monkeypatch):
     whole = train("evaluate", run, *QUICK, "--json").json
     files = {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()}
     shutil.rmtree(run / "evaluation")
@@ -143,21 +154,25 @@ def test_an_interrupted_evaluation_goes_on_and_damage_is_repaired(run, train, mo
     assert {path.name: path.read_bytes() for path in (run / "evaluation").iterdir()} == files
     pictures = sorted((run / "evaluation").glob("*.png"))
     pictures[0].write_bytes(pictures[0].read_bytes()[:-20])
-    pictures[1].write_bytes(pictures[2].read_bytes())  # a whole one, that is not what was embedded
     next((run / "evaluation").glob(f"{pictures[3].stem}-*.row")).write_bytes(b"short")
     with monkeypatch.context() as patched:
         calls = counted(patched)
-        assert train("evaluate", run, *QUICK, "--json").code == 0 and len(calls) == 1
+        assert train("evaluate", run, *QUICK, "--json").json == whole and len(calls) == 1
+    found = running.evaluate(asked(run), torch.device("cpu"))
+    shutil.copy(root / "photos" / trained(root), run / "evaluation" / f"{found.columns[1].keys[2]}.png")
+    said = train("evaluate", run, *QUICK).out
+    assert re.search(rf"^step-000002: 'a <b>red</b> circle', seed 1, is nearly .*{trained(root)} \(cosine 1\.0000\)$",
+                     said, re.MULTILINE), said
 
 
 def test_other_prompts_every_second_checkpoint_and_what_should_stay(root, run, train, monkeypatch):
-    (root / "own.txt").write_text("a red circle --s 1\nunheard of\n")
+    (root / "own.txt").write_text("a <b>red</b> circle --s 1\nunheard of\n")
     (root / "stay.txt").write_text("a blue square --n blurry\n")
     done = train("evaluate", run, *QUICK, "--prompts", root / "own.txt", "--neutral", root / "stay.txt", "--every", 2,
                  "--seed", 5, "--json")
     document = done.json
     assert [each["name"] for each in document["checkpoints"]] == ["step-000001", "step-000003"]
-    assert (document["prompts"], document["pictures"], document["neutral"]) == (["a red circle"], 2, 2)
+    assert (document["prompts"], document["pictures"], document["neutral"]) == (["a <b>red</b> circle"], 2, 2)
     assert "warning: the prompt in line 2 of " in done.err and document["warnings"]
     monkeypatch.setattr(running, "no_prompt", lambda _: ())  # as of a model that only paints into pictures
     document = train("evaluate", run, *QUICK, "--every", 3, "--json").json
@@ -205,5 +220,17 @@ def test_errors_say_the_way_out(root, run, prep, train, tiny_model, monkeypatch)
                 "--prompts", root / "prompts.txt", "--resolution", 64, "--step", 32, "--validation", 0.3).code == 0
     refused(run, "--manifest", root / "plain.json", code=3, said="plain.json has no embeddings of its pictures to "
             "compare with", hint="prep encode SOURCE --embed MODEL, or set model in [embed] of the recipe")
+    (run / "none.txt").write_text("\n")
+    refused(run, "--prompts", run / "none.txt", code=5, said=" has no prompts", hint="hint: write one on each line")
+    (run / "none.txt").write_text("unheard of\n")
+    refused(run, "--neutral", run / "none.txt", code=7, said="the cache has no text row of any prompt in ",
+            hint="hint: store the rows of a prompt file: prep prompts ")
+    shutil.rmtree(run / "evaluation")
+    damaged = run / "checkpoints" / "step-000002"
+    weights = damaged / "lora.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
+    refused(run, code=7, said="step-000002", hint=f"the others are evaluated once {damaged} is moved out of the run")
+    (damaged / "state.json").write_text("{}")
+    refused(run, code=7, said="step-000002", hint=f"the others are evaluated once {damaged} is moved out of the run")
     shutil.rmtree(run / "checkpoints")
     refused(run, code=5, said=f"{run} has no checkpoint to evaluate", hint="checkpoint.keep")
