@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from prep.cli.console import put, put_json, say
+from prep.cli.console import explain_interruption, put, put_json, say
 from prep.cli.signature import option_of
 from prep.errors import UsageError
 from prep.formatting import counted
@@ -57,6 +57,7 @@ def evaluate(
     if html is not None:
         require_local(html, "output", OUTPUT, UsageError)
     require_device(device)
+    explain_interruption("interrupted; the pictures so far are kept", "run the same command again to continue")
     with defer_interrupts():
         from prep.models.tensors import pick_device
         from train.sample import SampleRequest

@@ -41,19 +41,18 @@ def page(found: Evaluation, made: date) -> str:
     """Renders the page, dated `made`."""
     room = EmbeddedPictures()
     films, neutral = _films(found, 0, found.prompts, room), _films(found, found.prompts, None, room)
-    scores = _scores(found)
-    chosen = found.proposal.name
+    scores, chosen, reason = _scores(found), found.proposal.name, found.proposal.reason
     sections = [
         Section(id="scores", title="Scores", count=len(scores.rows), note=(
-            "Likeness is the mean cosine with the nearest pictures of the data set. A drift of 0: pictures that should "
-            "stay are as the base model draws them; 1: they are as far from those as these are from one another.")),
+            f"{reason[0].upper()}{reason[1:]}. Likeness is the mean cosine with the nearest pictures of the data set. "
+            "A drift of 0: pictures that should stay are as the base model draws them; 1: they are as far from those "
+            "as these are from one another.")),
         Section(id="pictures", title="Pictures", count=len(films)),
         Section(id="neutral", title="Pictures that should stay", count=len(neutral),
                 note="Step 0 is the base model." if neutral else "This model draws none without a picture.")]
     head = Head(kind="Evaluation", what=plural(len(scores.rows), "checkpoint"),
                 usable=f"Proposed: {chosen}" if chosen else "None is proposed", part=None,
-                tone="good" if chosen else "warning",
-                todo=f"{found.proposal.reason[0].upper()}{found.proposal.reason[1:]}.")
+                tone="good" if chosen else "warning", todo="")
     origin = PageOrigin(name=found.run.folder.resolve().name, places=(str(found.run.local),), made=made)
     return render_snapshot("evaluation.html", origin, head=head, sections=sections, scripted=True, scores=scores,
                            copies=_copies(found), films=films, neutral=neutral)

@@ -146,8 +146,9 @@ def test_an_interrupted_evaluation_goes_on_and_damage_is_repaired(root, run, tra
     monkeypatch.setattr(drawing, "AT_ONCE", 2)
     with monkeypatch.context() as patched:
         calls = counted(patched, end_after=10)
-        assert train("evaluate", run, *QUICK, "--json").code == 130
-        assert len(calls) == 12
+        done = train("evaluate", run, *QUICK, "--json")
+        assert done.code == 130 and len(calls) == 12
+        assert "the pictures so far are kept. Run the same command again to continue" in done.err
     with monkeypatch.context() as patched:
         calls = counted(patched)
         assert train("evaluate", run, *QUICK, "--json").json == whole and len(calls) == 20 - 10
