@@ -31,6 +31,8 @@ SMALL = ("--device", "cpu", "--quiet", "--batch-size", 2, "--set", "lora.rank=2"
          "sample.size=[64, 64]", "--set", "sample.every=0", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=0",
          "--set", "validation.every=1", "--lr", 0.05)
 QUICK = ("--device", "cpu", "--quiet", "--seeds", 2)
+LAYOUT = Path(__file__).parents[2] / "pages" / "layout.js"
+RED = "a <b>red</b> circle " + "W" * 120
 _made: dict[str, Path] = {}
 
 
@@ -42,7 +44,7 @@ def root(prep, train, tiny_model, tmp_path_factory):
         for number in range(10):
             picture = draw(root / "photos" / f"{number}.png", (64, 64), seed=number)
             picture.with_suffix(".txt").write_text(f"picture {number}")
-        (root / "prompts.txt").write_text("a <b>red</b> circle\na blue square --n blurry --d 7\n")
+        (root / "prompts.txt").write_text(f"{RED}\na blue square --n blurry --d 7\n")
         build(root / "vision", "dinov2")
         done = prep("encode", root / "photos", "--embed", root / "vision", "--model", tiny_model, "--cache",
                     root / "cache", "-o", root / "m.json", "--prompts", root / "prompts.txt", "--resolution", 64,
@@ -96,7 +98,7 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     document = done.json
     Draft202012Validator(SCHEMA).validate(document)
     assert len(calls) == 3 * (2 * 2 + 2) + 2 and set(calls) == {
-        (text, first + number) for text, first in (("a <b>red</b> circle", 0), ("a blue square", 7), ("", 0))
+        (text, first + number) for text, first in ((RED, 0), ("a blue square", 7), ("", 0))
         for number in (0, 1)}
     nothing_left(monkeypatch)
     assert train("evaluate", run, *QUICK, "--json").json == document
@@ -126,7 +128,7 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     cell = np.asarray(Image.open(run / "g.png"))[14:206:3, :192:3]  # 64 pixels, shown three times as large
     assert np.array_equal(cell, found.kept.picture(found.columns[1].keys[0]))
     html = (run / "page.html").read_text()
-    assert html.count("<img ") == 4 * 3 + 2 * 4 and "<b>" not in html and "circle, seed 1, at step 3" in html
+    assert html.count("<img ") == 4 * 3 + 2 * 4 and "<b>" not in html and "W, seed 1, at step 3" in html
 
 
 def asked(run):
@@ -162,18 +164,28 @@ def test_an_interrupted_evaluation_goes_on_and_damage_is_repaired(root, run, tra
     found = running.evaluate(asked(run), torch.device("cpu"))
     shutil.copy(root / "photos" / trained(root), run / "evaluation" / f"{found.columns[1].keys[2]}.png")
     said = train("evaluate", run, *QUICK).out
-    assert re.search(rf"^step-000002: 'a <b>red</b> circle', seed 1, is nearly .*{trained(root)} \(cosine 1\.0000\)$",
+    assert re.search(rf"^step-000002: '{RED}', seed 1, is nearly .*{trained(root)} \(cosine 1\.0000\)$",
                      said, re.MULTILINE), said
 
 
+def test_the_page_is_one_file_on_which_nothing_breaks(browser, run, train):
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    page = run / "page.html"
+    assert train("evaluate", run, *QUICK, "--html", page).code == 0
+    for width, scheme in ((1200, "light"), (390, "dark")):
+        browser.open(page, width=width, scheme=scheme)
+        assert browser.run(LAYOUT.read_text()) == []
+    assert browser.requests()[-1] == page.as_uri() and browser.complaints() == []
+
+
 def test_other_prompts_every_second_checkpoint_and_what_should_stay(root, run, train, monkeypatch):
-    (root / "own.txt").write_text("a <b>red</b> circle --s 1\nunheard of\n")
+    (root / "own.txt").write_text(f"{RED} --s 1\nunheard of\n")
     (root / "stay.txt").write_text("a blue square --n blurry\n")
     done = train("evaluate", run, *QUICK, "--prompts", root / "own.txt", "--neutral", root / "stay.txt", "--every", 2,
                  "--seed", 5, "--json")
     document = done.json
     assert [each["name"] for each in document["checkpoints"]] == ["step-000001", "step-000003"]
-    assert (document["prompts"], document["pictures"], document["neutral"]) == (["a <b>red</b> circle"], 2, 2)
+    assert (document["prompts"], document["pictures"], document["neutral"]) == ([RED], 2, 2)
     assert "warning: the prompt in line 2 of " in done.err and document["warnings"]
     monkeypatch.setattr(running, "no_prompt", lambda _: ())  # as of a model that only paints into pictures
     document = train("evaluate", run, *QUICK, "--every", 3, "--json").json
