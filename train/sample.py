@@ -88,14 +88,14 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     after = "after" in wanted.which
     finished = after and _has_only_result(run, wanted)
     start = _start(wanted) if after and not finished else None
-    setup = _setup(run, wanted, start, progress, finished=finished)
+    setup = checked_setup(run, wanted, start, progress, finished=finished)
     _check_output(out, setup)
     rows = Rows(setup.index)
     if wanted.texts:
         assert encode is not None, "texts need an encoder"
         prompts = CurrentPrompts(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
-        prompts = _overridden(_prompts(wanted, setup), wanted)
+        prompts = overridden(prompts_of(wanted, setup), wanted)
     weights = _weights(wanted, setup)
     columns = _columns(setup, start, device, rows, prompts, wanted, weights, progress)
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
@@ -103,7 +103,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     heads = [f"{name}: " if len(columns) > 1 else "" for name in named]
     labels = [head + prompt.prompt for prompt in prompts.prompts for head in heads]
     write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
-    others = () if not after else _other_base(setup, run.base, "the run") if start is None else _other_base(
+    others = () if not after else other_base(setup, run.base, "the run") if start is None else other_base(
         setup, start.state.base, start.folder.name)
     return SampleGrid(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
 
@@ -114,7 +114,7 @@ def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows
     """Samples the model before and after training, or with its adapters at these weights. A base is loaded once if it
     gets its adapters in place."""
     model, config, offload = setup.model.drawing, setup.config, blocks_offloaded(setup, device)
-    settings = replace(config.sample, **_typed(wanted))
+    settings = replace(config.sample, **typed(wanted))
     kept: Denoiser | None = None
     columns = []
     for which in wanted.which:
@@ -122,7 +122,7 @@ def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows
             model, config, setup.prediction, device, adapt=which == "after", family=setup.family.name, offload=offload,
             progress=progress)
         if which == "after":
-            _put_trained(denoiser, setup, start)
+            put_trained(denoiser, setup, start)
         for weight in weights:
             with at_weight(denoiser.model, weight):
                 columns.append(pictures(denoiser, rows, model, prompts.prompts, settings, vae=setup.model.path))
@@ -140,7 +140,7 @@ def _weights(wanted: SampleRequest, setup: Setup) -> tuple[float, ...]:
     return wanted.weights or (SLIDER if slides else (1.0,))
 
 
-def _put_trained(denoiser: Denoiser, setup: Setup, start: Start | None) -> None:
+def put_trained(denoiser: Denoiser, setup: Setup, start: Start | None) -> None:
     """Gives a denoiser the weights of the run's result, or of the checkpoint. Raises `CacheError`, `ModelError`."""
     if setup.model.initial is not None:
         put_initial(Whole(denoiser.weights), setup.model.initial, setup.config.method, setup.model.naming)
@@ -154,14 +154,14 @@ def _put_trained(denoiser: Denoiser, setup: Setup, start: Start | None) -> None:
         raise
 
 
-def _typed(wanted: SampleRequest) -> dict[str, Any]:
+def typed(wanted: SampleRequest) -> dict[str, Any]:
     """The settings that are asked for, by name."""
     return {name: value for name in ("steps", "guidance", "seed") if (value := getattr(wanted, name)) is not None}
 
 
-def _overridden(prompts: CurrentPrompts, wanted: SampleRequest) -> CurrentPrompts:
+def overridden(prompts: CurrentPrompts, wanted: SampleRequest) -> CurrentPrompts:
     """The prompts with the settings that are asked for instead of their own."""
-    return replace(prompts, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **_typed(wanted)))
+    return replace(prompts, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **typed(wanted)))
                                           for prompt in prompts.prompts))
 
 
@@ -185,7 +185,7 @@ def _has_only_result(run: Run, wanted: SampleRequest) -> bool:
             and any((run.folder / name).exists() for name in RESULTS))
 
 
-def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progress, *, finished: bool) -> Setup:
+def checked_setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progress, *, finished: bool) -> Setup:
     """The setup of the checkpoint, or else of the run; `finished`: with its result as weights.
 
     Raises the first fault.
@@ -205,7 +205,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progr
     return report.setup
 
 
-def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
+def other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
     """A warning for each part of the model that differs from that of the checkpoint or run `name`."""
     own = setup.model.base
     return [f"the {part} of {setup.model.path} differs from that of {name}: it is {own.get(part, 'none')[:12]}, "
@@ -227,8 +227,9 @@ def _another(damaged: Path) -> str:
     return base if other is None else f"--checkpoint {other.name} shows another checkpoint; {base}"
 
 
-def _prompts(wanted: SampleRequest, setup: Setup) -> CurrentPrompts:
-    """The prompts whose rows the cache has, or the run's directory."""
+def prompts_of(wanted: SampleRequest, setup: Setup, *, typing: bool = True) -> CurrentPrompts:
+    """The prompts whose rows the cache has, or the run's directory; `typing`: whether the command takes --prompt, too.
+    Raises `PathError`, `ConfigError`, `CacheError`."""
     encoded = partial(kept_rows, wanted.run.path, setup.index)
     if wanted.prompts is None:
         for fault in bad_lines(setup.index):
@@ -238,12 +239,12 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> CurrentPrompts:
         _, prompts = read_prompts(wanted.prompts, "--prompts")
         if not prompts:
             raise PathError(f"prompt file {wanted.prompts} has no prompts",
-                            hint="write one on each line, or give one with --prompt TEXT")
+                            hint="write one on each line" + (", or give one with --prompt TEXT" if typing else ""))
         rows = look_up(setup.index, prompts, wanted.prompts, encoded)
     if not rows.prompts:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
-                         hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
-                         + prompts_command(setup.manifest, named))
+                         hint=("encode a prompt with --prompt TEXT, or " if typing else "")
+                         + f"store the rows of a prompt file: {prompts_command(setup.manifest, named)}")
     return rows

@@ -115,10 +115,11 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("scan", tmp_path / "nowhere", code=5)
     # What needs a store, depends on the computer, or runs until Ctrl-C: tests/remote/test_transfer.py, tests/doctor,
     # tests/captioning, tests/jobs, tests/studio and tests/view check it; what asks a process that trains:
-    # tests/train/cli/test_cli.py.
+    # tests/train/cli/test_cli.py; tests/train/selection checks what draws with every checkpoint.
     there = {"push", "pull", "doctor", "view", "caption", "jobs", "studio"}
-    assert checked.commands == COMMANDS - {f"prep {name}" for name in there} - {"train stop", "train sample-now"}
-    assert checked.formats == set(SCHEMAS) - there - {"request"}
+    assert checked.commands == COMMANDS - {f"prep {name}" for name in there} - {
+        "train stop", "train sample-now", "train evaluate"}
+    assert checked.formats == set(SCHEMAS) - there - {"request", "evaluate"}
 
 
 def photos_of(photos):

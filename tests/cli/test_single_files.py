@@ -24,7 +24,7 @@ COMMANDS = {
     "prep mask": ("photos", "--with", "clipseg", "--prompt", "cat", "-o", "masks"),
     "train check": ("m.json",), "train run": ("m.json", "-o", "other"),
     "train sample": ("run", "-o", "new.png"), "train merge": ("run", "-o", "merged"),
-    "train replay": ("run", "--step", "1"),
+    "train replay": ("run", "--step", "1"), "train evaluate": ("run",),
 }
 
 

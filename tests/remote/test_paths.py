@@ -45,6 +45,8 @@ LOCAL = {
     "train init output": ("-o", U),
     "train check config": ("{home}/manifest.json", "-c", U), "train run config": ("{home}/manifest.json", "-c", U),
     "train sample prompts": ("{tmp}/run", "--prompts", U), "train sample output": ("{tmp}/run", "-o", U),
+    "train evaluate folder": (U,), "train evaluate html": ("{tmp}/run", "--html", U),
+    "train evaluate prompts": ("{tmp}/run", "--prompts", U), "train evaluate neutral": ("{tmp}/run", "--neutral", U),
     "train merge output": ("{tmp}/run", "-o", U), "train report output": ("{tmp}/run", "-o", U),
 }
 URLS = {
@@ -78,10 +80,12 @@ URLS = {
     "train worst manifest": ("{tmp}/run", "--manifest", U), "train replay folder": (U, "--step", 1),
     "train replay manifest": ("{tmp}/run", "--step", 1, "--manifest", U), "train report folder": (U,),
     "train report manifest": ("{tmp}/run", "--manifest", U),
+    "train evaluate manifest": ("{tmp}/run", "--manifest", U),
     "train stop folder": (U,), "train sample_now folder": (U,),
     **{f"{command} cache": ("{home}/manifest.json", "--cache", U)
        for command in ("prep inspect", "prep verify", "train check", "train run")},
-    **{f"train {command} cache": ("{tmp}/run", "--cache", U) for command in ("sample", "worst", "report")},
+    **{f"train {command} cache": ("{tmp}/run", "--cache", U) for command in (
+        "sample", "worst", "report", "evaluate")},
     "train replay cache": ("{tmp}/run", "--step", 1, "--cache", U),
     **{f"prep {command} references": ("{photos}", "--references", U) for command in ("scan", "bucket", "view")},
     **{f"prep {command} references": ("{photos}", "--references", U, *HERE) for command in ("encode", "seal")},

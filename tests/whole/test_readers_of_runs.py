@@ -11,6 +11,7 @@ import json
 import pytest
 from pictures import draw
 from viewing import viewing_here
+from vision_models import build
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
@@ -38,6 +39,7 @@ def root(family, tmp_path_factory):
     for number in range(4):
         draw(root / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(f"text {number}")
     (root / "prompts.txt").write_text("text 1\n")
+    build(root / "vision", "dinov2")
     return root
 
 
@@ -50,7 +52,8 @@ def test_every_command_reads_what_was_written(family, root, prep, train, tmp_pat
 
     manifest, model = root / "m.json", root / "model"
     fine(prep, "encode", root / "photos", "--model", model, "--cache", root / "cache", "-o", manifest, "--prompts",
-         root / "prompts.txt", "--resolution", 64, "--step", 32, "--device", "cpu", "--quiet", "--validation", 0.25)
+         root / "prompts.txt", "--resolution", 64, "--step", 32, "--device", "cpu", "--quiet", "--validation", 0.25,
+         "--embed", root / "vision")
     fine(prep, "verify", manifest)
     fine(prep, "inspect", manifest)
     fine(prep, "diff", manifest, manifest)
@@ -67,6 +70,7 @@ def test_every_command_reads_what_was_written(family, root, prep, train, tmp_pat
         fine(train, "sample", run, "-o", tmp_path / f"{method}.png", "--steps", 2, "--compare", "--device", "cpu")
         fine(train, "sample", run, "-o", tmp_path / f"{method}-text.png", "--steps", 2, "--prompt", "new",
              "--checkpoint", "step-000001", "--device", "cpu")
+        assert fine(train, "evaluate", run, "--steps", 2, "--seeds", 1, "--device", "cpu", "--json").json["checkpoints"]
         fine(train, "replay", run, "--step", 2)
         fine(train, "worst", run)
         assert "wrote" not in fine(train, "report", run).err

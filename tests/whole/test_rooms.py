@@ -77,7 +77,7 @@ TRAIN_FLOORS = (
     {"check", "state_files", "prompts", "cluster_forecast", "card", "trial"},
     {"memory", "evaluate", "merging", "show_step", "update"},
     {"loop", "sample", "report"},
-    {"rates"},
+    {"rates", "selection"},
     {"cli"},
 )
 
@@ -93,8 +93,9 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.checkpoints.bounds", "prep.models.checkpoints.streaming", "prep.models.vae",
                "prep.models.checkpoints.converted", "prep.models.checkpoints.stored",
                "prep.models.weights", "prep.pages.*",
-               "prep.runs.*", "prep.images.decode", "prep.images.formats.parts",
-               "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.runs.*", "prep.images.decode", "prep.images.formats.parts", "prep.images.resize",
+               "prep.images.thumbnail", "prep.models.vision.*", "prep.embedding.rows",
+               "prep.similarity.*"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

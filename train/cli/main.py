@@ -7,6 +7,7 @@ from typing import NoReturn
 from prep.cli.app import make_app
 from prep.cli.console import run as run_app
 from train.cli.check import check
+from train.cli.evaluate import evaluate
 from train.cli.extract import extract
 from train.cli.init import init
 from train.cli.merge import merge
@@ -22,7 +23,7 @@ from train.cli.worst import worst
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
                {"Train": (init, check, run, stop, sample_now),
-                "Look at a run": (report, worst, replay, sample),
+                "Look at a run": (report, worst, replay, sample, evaluate),
                 "Use the result": (merge, resize, extract, push)})
 
 

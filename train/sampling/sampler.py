@@ -40,10 +40,10 @@ from train.sampling.prompts import PromptRows
 
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
-             settings: Sampling, *, vae: Model | None = None) -> list[np.ndarray]:
+             settings: Sampling, *, vae: Model | None = None, alone: bool = False) -> list[np.ndarray]:
     """One picture per prompt, uint8 [H, W, 3], or [H, W, 4] of a VAE that makes opacity, too; a prompt's own settings
     override `settings`. With references, these are left of what is made, and the sample that they belong to is right of
-    it. A training adapter is off.
+    it, but not with `alone`. A training adapter is off.
 
     `model` is that of the denoiser, and `vae` the one whose VAE decodes; `None`: the same.
 
@@ -62,9 +62,11 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
                 prompt.settings.width or usual[0], prompt.settings.height or usual[1]))
             made = _denoise(denoiser, pipeline, rows, prompt, size, _settings_of(prompt, settings))
             target = [] if prompt.target is None else [rows.latent(prompt.target).float()]
-            shown.append([*(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
+            shown.append([facts.restore(made)] if alone else [
+                *(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
         decoded = _decode(model if vae is None else vae, shown, denoiser.device)
-        return [beside(row, row[len(prompt.references)].shape[0]) for prompt, row in zip(prompts, decoded, strict=True)]
+        return [beside(row, row[0 if alone else len(prompt.references)].shape[0])
+                for prompt, row in zip(prompts, decoded, strict=True)]
 
 
 def _painted(denoiser: Denoiser, rows: Rows, prompt: PromptRows) -> Size | None:
