@@ -38,9 +38,14 @@ def root(family, tmp_path_factory):
     tiny_pipelines.save(family, root / "model")
     for number in range(4):
         draw(root / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(f"text {number}")
-    (root / "prompts.txt").write_text("text 1\n")
+    (root / "prompts.txt").write_text(f"text 1{shown(family, root)}\n")
     build(root / "vision", "dinov2")
     return root
+
+
+def shown(family, root):
+    """What a prompt says of a picture: that of a model that inpaints needs one."""
+    return f" --ref {root / 'photos' / '1.png'}" if FAMILIES[family].inpainting else ""
 
 
 def test_every_command_reads_what_was_written(family, root, prep, train, tmp_path):
@@ -53,7 +58,7 @@ def test_every_command_reads_what_was_written(family, root, prep, train, tmp_pat
     manifest, model = root / "m.json", root / "model"
     fine(prep, "encode", root / "photos", "--model", model, "--cache", root / "cache", "-o", manifest, "--prompts",
          root / "prompts.txt", "--resolution", 64, "--step", 32, "--device", "cpu", "--quiet", "--validation", 0.25,
-         "--embed", root / "vision")
+         "--embed", root / "vision", "--missing-mask", "draw")
     fine(prep, "verify", manifest)
     fine(prep, "inspect", manifest)
     fine(prep, "diff", manifest, manifest)
@@ -68,8 +73,8 @@ def test_every_command_reads_what_was_written(family, root, prep, train, tmp_pat
         fine(train, "run", "--resume", "-o", run, "--steps", 3, "--device", "cpu", "--quiet")
         fine(train, "run", "--resume", "-o", run, "--from", "step-000002", "--steps", 3, "--device", "cpu", "--quiet")
         fine(train, "sample", run, "-o", tmp_path / f"{method}.png", "--steps", 2, "--compare", "--device", "cpu")
-        fine(train, "sample", run, "-o", tmp_path / f"{method}-text.png", "--steps", 2, "--prompt", "new",
-             "--checkpoint", "step-000001", "--device", "cpu")
+        fine(train, "sample", run, "-o", tmp_path / f"{method}-text.png", "--steps", 2, "--prompt",
+             f"new{shown(family, root)}", "--checkpoint", "step-000001", "--device", "cpu")
         assert fine(train, "evaluate", run, "--steps", 2, "--seeds", 1, "--device", "cpu", "--json").json["checkpoints"]
         fine(train, "replay", run, "--step", 2)
         fine(train, "worst", run)
