@@ -25,6 +25,7 @@ LONG = 10  # characters from which a piece says something of its own
 
 Pieces = tuple[str, ...]
 HOLE = "\0"  # stands for a value while a message is put together
+BETWEEN = "\n\0\n"  # two literals
 MARKS = " ,;:'()"  # at the ends of a piece, say nothing
 
 
@@ -157,7 +158,7 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
     places = {(piece, message.where) for message in messages for piece in message.pieces}
     shared = Counter(piece for piece, _ in places)
     literals = list(dict.fromkeys(literals))
-    together = "\n\0\n".join(literals)  # quicker to look through than one after another
+    together = BETWEEN.join(literals)  # quicker to look through than one after another
     parts: dict[str, set[str]] = {}  # by how they begin
     for part in (part for literal in literals for part in pieces_of(literal) if len(part) >= LONG and " " in part):
         parts.setdefault(part[:LONG], set()).add(part)
@@ -171,9 +172,19 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
         own = [piece for piece in pieces if len(piece) >= LONG and shared[piece] == 1]
         return (any(has_a_part(piece) or piece in together for piece in own)
                 or (all(piece in together for piece in pieces)
-                and any(_in_order(pieces, literal) for literal in literals)))
+                and any(_in_order(pieces, literal) for literal in _having(max(pieces, key=len), together))))
 
     return [message for message in messages if not is_told(message)]
+
+
+def _having(piece: str, together: str) -> Iterator[str]:
+    """The literals that have a piece."""
+    end = -1
+    while (at := together.find(piece, end + 1)) >= 0:
+        end = together.find(BETWEEN, at)
+        yield together[together.rfind(BETWEEN, 0, at) + 1:end if end >= 0 else None]
+        if end < 0:
+            return
 
 
 def _in_order(pieces: Pieces, literal: str) -> bool:

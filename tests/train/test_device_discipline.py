@@ -40,7 +40,8 @@ def count(events, kind):
     return sum(event["event"] == kind for event in events)
 
 
-@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow  # by the command, with masks: test_validation_over_cached_latents_keeps_to_one_device
+@pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
     """Steps, validation, pictures, a checkpoint, and another step after a resume."""
     elsewhere(method=method)

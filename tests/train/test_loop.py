@@ -926,11 +926,11 @@ def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkey
 def test_a_smaller_micro_batch_goes_on_with_the_same_steps(make, setup_of, tmp_path):
     """After a lack of memory: the samples and draws of each step are those that were planned."""
     made = make()
-    setup = setup_of(made, **{**QUICK, "micro_batch": 4, "steps": 8}, lora={"rank": 2})
+    setup = setup_of(made, **{**QUICK, "micro_batch": 4, "steps": 4}, lora={"rank": 2})
     go(setup, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        go(setup, tmp_path / "cut", watch=interrupt_after(4))
-    smaller = check(RunRequest(manifest=made.path), parse({**QUICK, "micro_batch": 1, "steps": 8, "precision": "fp32",
+        go(setup, tmp_path / "cut", watch=interrupt_after(2))
+    smaller = check(RunRequest(manifest=made.path), parse({**QUICK, "micro_batch": 1, "steps": 4, "precision": "fp32",
                                                            "lora": {"rank": 2}}, "x"), planned=4).setup
     go(smaller, tmp_path / "cut", resume=True)
     one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("straight", "cut"))
