@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import kept_workers
 import pytest
@@ -187,7 +186,7 @@ class Result:
 
 
 Command = Callable[..., Result]
-_command = cache(typer.main.get_command)  # which otherwise reads all signatures again at each call
+typer.main.get_command = cache(typer.main.get_command)  # which otherwise reads all signatures again at each call
 
 
 @pytest.fixture
@@ -198,8 +197,28 @@ def prep(capsys: pytest.CaptureFixture[str]) -> Command:
     return lambda *args: _invoke(app, "prep", args, capsys)
 
 
+_counted: dict[tuple[object, ...], Any] = {}
+
+
 @pytest.fixture
-def train(capsys: pytest.CaptureFixture[str]) -> Command:
+def _counted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting a step's memory takes seconds; what it is says tests/train/memory, where each is counted."""
+    forecast = sys.modules.get("train.memory.forecast")  # which loads torch
+    if forecast is None or request.path.is_relative_to(Path(__file__).parent / "train" / "memory"):
+        return
+    count = forecast.count
+
+    def once(setup: Any, room: Any, world: int = 1) -> Any:
+        key = (room.kind, world, setup.family.name, setup.config.method, setup.model.numbers)
+        if key not in _counted:
+            _counted[key] = count(setup, room, world)
+        return _counted[key]
+
+    monkeypatch.setattr(forecast, "count", once)
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str], _counted_once: None) -> Command:
     """`train(*args)` runs the command in this process, as a user would type it."""
     from train.cli.main import app
 
@@ -210,7 +229,7 @@ def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
     from prep.cli.console import run
 
     capsys.readouterr()
-    with mock.patch.object(typer.main, "get_command", _command), pytest.raises(SystemExit) as ending:
+    with pytest.raises(SystemExit) as ending:
         run(app, name, [str(arg) for arg in args])
     captured = capsys.readouterr()
     return Result(code=int(ending.value.code or 0), out=captured.out, err=captured.err)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources_parsed import PATHS, ROOT, children_of, tree_of
 
 from prep import errors
 from prep.cache.remote import quota
 from prep.errors import Problem
 from prep.fs.remote import errors as remote
 
-ROOT = Path(__file__).parents[2]
 HOLE = "\0"  # stands for a value in a message
 PAGE = ROOT / "manifests" / "troubleshooting.md"
 SECTIONS = {title: text for title, _, text in
@@ -32,13 +31,12 @@ def codes_of(title: str) -> set[int]:
 @pytest.fixture(scope="module")
 def told() -> list[tuple[str, int]]:
     """The messages in the sources, with the exit code that each has."""
-    return [one for room in ("prep", "train") for path in sorted((ROOT / room).rglob("*.py"))
-            for one in messages_in(ast.parse(path.read_text(encoding="utf-8")))]
+    return [one for path in PATHS for one in messages_in(tree_of(path))]
 
 
 def messages_in(tree: ast.AST, kind: type[Problem] | None = None) -> Iterator[tuple[str, int]]:
     """`kind` is the class whose body `tree` is part of, if it is that of a problem."""
-    for node in ast.iter_child_nodes(tree):
+    for node in children_of(tree):
         if isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
             made = kind if name == "__init__" else CLASSES.get(name)

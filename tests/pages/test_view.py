@@ -128,7 +128,7 @@ def test_the_page_of_a_run(browser, trained, width, scheme):
             assert wrong == [] and browser.complaints() == [] and browser.run("document.title") != "owned"
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [pytest.param(1200, marks=pytest.mark.slow), 390])
 def test_two_manifests_side_by_side(browser, tmp_path_factory, width):
     roots = [tmp_path_factory.mktemp(name) for name in ("before", "after")]
     before = write_small(roots[0], pictures={"a.png": png("green")})

@@ -14,15 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep import errors
+from sources_parsed import PATHS, ROOT, children_of, nodes_of, tree_of
 
-ROOT = Path(__file__).parents[2]
+from prep import errors
+from prep.runtime import gc_disabled
+
 KINDS = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.Problem)}
 KINDS |= {"Unparsed"}
 LONG = 10  # characters from which a piece says something of its own
 
 Pieces = tuple[str, ...]
 HOLE = "\0"  # stands for a value while a message is put together
+BETWEEN = "\n\0\n"  # two literals
 MARKS = " ,;:'()"  # at the ends of a piece, say nothing
 
 
@@ -51,32 +54,19 @@ class Module:
     tree: ast.Module
 
     def functions(self) -> Iterator[ast.FunctionDef]:
-        return (node for node in _nodes(self.tree) if isinstance(node, ast.FunctionDef))
+        return (node for node in nodes_of(self.tree) if isinstance(node, ast.FunctionDef))
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree, in no order: a third of the time of `ast.walk`."""
-    left = [tree]
-    while left:
-        yield (node := left.pop())
-        for value in vars(node).values():
-            if isinstance(value, ast.AST):
-                left.append(value)
-            elif isinstance(value, list):
-                left += [each for each in value if isinstance(each, ast.AST)]
-
-
-def modules_of(root: Path) -> list[Module]:
+def modules_of() -> list[Module]:
     """The program's files, without the scripts that made the demo model."""
-    paths = sorted(path for room in ("prep", "train") for path in (root / room).rglob("*.py"))
-    return [Module(name=path.relative_to(root).as_posix(), tree=ast.parse(path.read_text()))
-            for path in paths if not path.name.startswith("pretrain")]
+    return [Module(name=path.relative_to(ROOT).as_posix(), tree=tree_of(path))
+            for path in PATHS if not path.name.startswith("pretrain")]
 
 
 def messages_of(modules: Sequence[Module], *, hints: bool = False) -> list[Message]:
     """Every message (or hint) of `modules`, in each form that conditions in it give it; none without own words."""
     helpers = {function.name: function for module in modules for function in module.functions()
-               if any(isinstance(node, ast.Return) and _is_problem(node.value) for node in _nodes(function))}
+               if any(isinstance(node, ast.Return) and _is_problem(node.value) for node in nodes_of(function))}
     found: list[Message] = []
     for module in modules:
         for scope, call in _calls(module.tree):
@@ -87,13 +77,13 @@ def messages_of(modules: Sequence[Module], *, hints: bool = False) -> list[Messa
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | None, ast.Call]]:
     """Each call with the innermost function around it."""
-    def walk(node: ast.AST, scope: ast.FunctionDef | None) -> Iterator[tuple[ast.FunctionDef | None, ast.Call]]:
-        for inner in ast.iter_child_nodes(node):
+    left: list[tuple[ast.AST, ast.FunctionDef | None]] = [(tree, None)]
+    while left:
+        node, scope = left.pop()
+        for inner in children_of(node):
             if isinstance(inner, ast.Call):
                 yield scope, inner
-            yield from walk(inner, inner if isinstance(inner, ast.FunctionDef) else scope)
-
-    return walk(tree, None)
+            left.append((inner, inner if isinstance(inner, ast.FunctionDef) else scope))
 
 
 def _told(scope: ast.FunctionDef | None, call: ast.Call, helper: ast.FunctionDef | None, hints: bool) -> list[str]:
@@ -151,7 +141,8 @@ def literals_of(root: Path) -> list[str]:
     for path in sorted((root / "tests").rglob("*.py")):
         if path.name == Path(__file__).name:
             continue
-        nodes = list(_nodes(ast.parse(path.read_text())))
+        with gc_disabled():
+            nodes = list(nodes_of(ast.parse(path.read_text())))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
             if isinstance(node, ast.JoinedStr):
@@ -167,17 +158,33 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
     places = {(piece, message.where) for message in messages for piece in message.pieces}
     shared = Counter(piece for piece, _ in places)
     literals = list(dict.fromkeys(literals))
-    together = "\n\0\n".join(literals)  # quicker to look through than one after another
-    parts = {part for literal in literals for part in pieces_of(literal) if len(part) >= LONG and " " in part}
+    together = BETWEEN.join(literals)  # quicker to look through than one after another
+    parts: dict[str, set[str]] = {}  # by how they begin
+    for part in (part for literal in literals for part in pieces_of(literal) if len(part) >= LONG and " " in part):
+        parts.setdefault(part[:LONG], set()).add(part)
+
+    def has_a_part(piece: str) -> bool:
+        return any(piece.startswith(part, at) for at in range(len(piece) - LONG + 1)
+                   for part in parts.get(piece[at:at + LONG], ()))
 
     def is_told(message: Message) -> bool:
         pieces = message.pieces
         own = [piece for piece in pieces if len(piece) >= LONG and shared[piece] == 1]
-        return (any(piece in together or any(part in piece for part in parts) for piece in own)
+        return (any(has_a_part(piece) or piece in together for piece in own)
                 or (all(piece in together for piece in pieces)
-                and any(_in_order(pieces, literal) for literal in literals)))
+                and any(_in_order(pieces, literal) for literal in _having(max(pieces, key=len), together))))
 
     return [message for message in messages if not is_told(message)]
+
+
+def _having(piece: str, together: str) -> Iterator[str]:
+    """The literals that have a piece."""
+    end = -1
+    while (at := together.find(piece, end + 1)) >= 0:
+        end = together.find(BETWEEN, at)
+        yield together[together.rfind(BETWEEN, 0, at) + 1:end if end >= 0 else None]
+        if end < 0:
+            return
 
 
 def _in_order(pieces: Pieces, literal: str) -> bool:

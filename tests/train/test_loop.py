@@ -265,8 +265,9 @@ def test_a_checkpoint_of_another_optimizer_is_refused(make, setup_of, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "settings"), [
-    *((name, {}) for name in ("adamw", "adafactor", "adamw-schedule-free")),
-    ("adamw", {"ema": {"decay": 0.9}}), ("adafactor", {"method": "full", "ema": {"decay": 0.9}}),
+    ("adamw-schedule-free", {}), ("adamw", {"ema": {"decay": 0.9}}),
+    ("adafactor", {"method": "full", "ema": {"decay": 0.9}}),
+    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("adamw", "adafactor")),
     *(pytest.param(name, {"method": method, **precision, **average}, marks=pytest.mark.slow)
       for name, spec in optimizers.TABLE.items() if not spec.device
       for method, precision in (("lora", {}), ("full", {}), ("full", {"precision": "bf16",
@@ -287,7 +288,7 @@ def test_the_size_of_a_checkpoint_is_known_before(make, setup_of, tmp_path, name
 
 def test_training_lowers_the_loss(make, setup_of, tmp_path):
     made = make(counts=(4, 0), validation=0)
-    setup = setup_of(made, **{**QUICK, "steps": 60}, method="full", optimizer={"lr": 3e-3})
+    setup = setup_of(made, **{**QUICK, "steps": 40}, method="full", optimizer={"lr": 3e-3})
     go(setup, tmp_path / "run")
     losses = [event["loss"] for event in events(tmp_path / "run") if event["event"] == "step"]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
@@ -407,8 +408,10 @@ def dtypes(tensors):
     return {value.dtype for value in tensors.values()}
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "dtype", "wanted"), [
+    ("lora", "float16", torch.float16), ("full", "bfloat16", torch.bfloat16),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        ("lora", "bfloat16", torch.bfloat16), ("full", "float16", torch.float16)))])
 def test_the_result_has_the_dtype_that_is_asked_for(make, setup_of, tmp_path, dtype, wanted, method):
     setup = setup_of(make(), **{**QUICK, "steps": 2}, method=method, lora={"rank": 2}, result={"dtype": dtype})
     result, kept = result_and_checkpoint(setup, tmp_path / "run")
@@ -420,9 +423,9 @@ def test_the_result_has_the_dtype_that_is_asked_for(make, setup_of, tmp_path, dt
 
 
 @pytest.mark.parametrize(("stored", "method", "wanted"), [
-    (torch.float16, "full", torch.float16), (torch.bfloat16, "full", torch.bfloat16),
-    (torch.float8_e4m3fn, "full", torch.bfloat16), (torch.float32, "full", torch.float32),
-    (torch.float16, "lora", torch.float32)])
+    (torch.float16, "full", torch.float16), (torch.float8_e4m3fn, "full", torch.bfloat16),
+    (torch.float16, "lora", torch.float32), *(pytest.param(one, "full", one, marks=pytest.mark.slow)
+                                              for one in (torch.bfloat16, torch.float32))])
 def test_the_result_has_the_dtype_of_the_base_unless_asked(make, tmp_path, tiny_model, stored, method, wanted):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     weights = model / "unet" / "diffusion_pytorch_model.safetensors"
@@ -704,7 +707,7 @@ def test_only_ctrl_c_insists(monkeypatch):
 def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of, tmp_path, monkeypatch):
     monkeypatch.setattr(heart, "AGAIN", 0.0)
     made = make()
-    setup = setup_of(made, **QUICK, lora={"rank": 2})
+    setup = setup_of(made, **{**QUICK, "steps": 4}, lora={"rank": 2})
 
     def twice(event):
         if event["event"] == "step" and event["step"] == 2:
@@ -924,11 +927,11 @@ def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkey
 def test_a_smaller_micro_batch_goes_on_with_the_same_steps(make, setup_of, tmp_path):
     """After a lack of memory: the samples and draws of each step are those that were planned."""
     made = make()
-    setup = setup_of(made, **{**QUICK, "micro_batch": 4, "steps": 8}, lora={"rank": 2})
+    setup = setup_of(made, **{**QUICK, "micro_batch": 4, "steps": 4}, lora={"rank": 2})
     go(setup, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        go(setup, tmp_path / "cut", watch=interrupt_after(4))
-    smaller = check(RunRequest(manifest=made.path), parse({**QUICK, "micro_batch": 1, "steps": 8, "precision": "fp32",
+        go(setup, tmp_path / "cut", watch=interrupt_after(2))
+    smaller = check(RunRequest(manifest=made.path), parse({**QUICK, "micro_batch": 1, "steps": 4, "precision": "fp32",
                                                            "lora": {"rank": 2}}, "x"), planned=4).setup
     go(smaller, tmp_path / "cut", resume=True)
     one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("straight", "cut"))

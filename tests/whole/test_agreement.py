@@ -66,6 +66,7 @@ def test_names_are_those_of_a_shell(prep, photos, tiny_model, tmp_path):
         assert all(f"rejected: {name}: not-an-image" in out for name in shown), out
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_bad_files(ask, real_data, tmp_path):
     for name in ("images", "masks", "pairs"):

@@ -1,8 +1,9 @@
 """What each change to pictures, captions, masks, model or options makes `prep encode` encode again, and nothing else.
 
 Counted at the encoders themselves: pictures given to the VAE, captions given to the text encoders, mask rows made.
-Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, those about text that may differ, and Z-Image, with a
-template, what only it has. Other families, and all cases of these, are slow tests.
+Stable Diffusion 1.5 has all cases, most of those that change nothing at once; FLUX.1, with two encoders, those about
+text that may differ, and Z-Image, with a template, what only it has. Other families, and each case of these, are slow
+tests.
 """
 
 from __future__ import annotations
@@ -161,6 +162,15 @@ def recipe(*sources: str) -> Change:
     return change
 
 
+def all_at_once(world: World) -> World:
+    """Whatever changes no row: of pictures, captions, masks, the model and options."""
+    for change in (same_caption_twice, delete_mask, recreate_backwards, touch, rename,
+                   config("vae", _diffusers_version="9", _name_or_path="elsewhere"),
+                   config("text_encoder", transformers_version="9"), move, move_model, option(shard_mib=1)):
+        world = change(world) or world
+    return world
+
+
 def recreate_backwards(world: World) -> None:
     """The same files, made in the opposite order: directories list them otherwise."""
     whole = {path.name: path.read_bytes() for path in world.photos.iterdir()}
@@ -301,6 +311,7 @@ class Case:
 
 CASES = [
     Case(name="nothing", text=True),
+    Case(name="all at once", change=all_at_once),
     Case(name="file times", change=touch),
     Case(name="picture", start=room_for_other_bytes, change=other_bytes_of_that_size, wanted=(1, 0, 0)),
     Case(name="rename", change=rename),
@@ -397,6 +408,9 @@ def option_cases(family: Family) -> Iterator[Case]:
         yield Case(name="constants", second=other_constants(family.name), wanted=ALL_TEXTS, text=True)
 
 
+# What "all at once" does, too.
+TOGETHER = ("file times", "rename", "move", "order of files", "caption of another", "mask deleted", "VAE saved again",
+            "model moved", "shard size", "libraries that saved the model")
 # What is the same code for text of every family.
 SHARED = ("caption deleted", "prompts", "library versions")
 # Those that inpaint encode each picture twice, and none without a mask: see tests/whole/test_inpainting.py.
@@ -408,7 +422,8 @@ def parameters() -> Iterator[Any]:
     """Every case of every family; quick are those of the families named at the top."""
     for family in TESTED:
         for case in cases_of(family):
-            quick = (family == "sd15" or (family == "flux" and case.text and case.name not in SHARED)
+            quick = ((family == "sd15" and case.name not in TOGETHER)
+                     or (family == "flux" and case.text and case.name not in SHARED)
                      or (family == "zimage" and case.name in ("template", "quantization")))
             yield pytest.param(family, case, id=f"{family}-{case.name}", marks=() if quick else pytest.mark.slow)
 

@@ -10,8 +10,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from sources_parsed import PATHS, ROOT, nodes_of, tree_of
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Whose libraries some module imports if installed.
 EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets",
@@ -33,7 +33,7 @@ def declared() -> set[str]:
 def imported(path: Path) -> set[str]:
     """The top-level packages that a file imports, in functions and for types, too."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -44,7 +44,7 @@ def imported(path: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def foreign() -> dict[str, list[str]]:
     """Every package that is imported, and the distributions that bring it."""
-    names = {name for top in ("prep", "train") for path in (ROOT / top).rglob("*.py") for name in imported(path)}
+    names = {name for path in PATHS for name in imported(path)}
     bringing = packages_distributions()
     return {name: bringing.get(name, [name.replace("_", "-")]) for name in sorted(names)}
 

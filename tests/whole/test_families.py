@@ -75,8 +75,9 @@ CAPTIONS = ["a red cat", "two dogs on a long green bench, " * 3 + "in the rain",
 SIZES = [(64, 64), (70, 64), (96, 32), (64, 64)]  # of two buckets, none scaled
 
 
-@pytest.fixture(scope="module", ids=named, params=[  # variants of a family are slow tests
-    pytest.param(case, marks=pytest.mark.slow) if case.options else case for case in CASES])
+@pytest.fixture(scope="module", ids=named, params=[  # variants of a family, and those few train, are slow tests
+    pytest.param(case, marks=pytest.mark.slow) if case.options or case.build in tiny_pipelines.SECONDARY else case
+    for case in CASES])
 def case(request) -> Case:
     return request.param
 
@@ -129,7 +130,7 @@ SMALL = {"sd3": {"pos_embed_max_size": 4}, "auraflow": {"pos_embed_max_size": 16
          "lumina2": {"axes_lens": [300, 4, 4]}, "hidream": {"max_resolution": [4, 4]}, "anima": {"max_size": [1, 4, 4]}}
 
 
-@few("sd15", "sd3", "lumina2")
+@few("sd15", "sd3")
 def test_what_a_denoiser_does_not_take_is_refused_before_it_is_encoded(case, made, prep, tmp_path):
     """As train check refuses it, in the same words; the model that made the cache is never refused."""
     family, original = FAMILIES[case.family], made.parent / "model"
@@ -196,7 +197,7 @@ def reschedule(model: Path, **changes: Any) -> None:
     assert schedule_in_code(model) is None and scheduler_config(model) == {**config, **changes}
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15-", "sdxl-without_a_shard", "flux-damaged", "qwenimage-without_levels")
 @pytest.mark.parametrize("harm", [damaged, without_header, of_quantized_weights, without_config, without_a_shard,
                                   without_levels])
 def test_what_no_run_could_use_is_refused_before_it_is_encoded(case, made, harm, tmp_path):
@@ -212,7 +213,7 @@ def test_what_no_run_could_use_is_refused_before_it_is_encoded(case, made, harm,
         (caught.value.message, caught.value.hint, 6)]
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15]", "qwenimage]")
 def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
     """Unless the denoiser's config says what family it is, or what rows are. A note says that training needs it."""
     family, copy = FAMILIES[case.family], shutil.copytree(made.parent / "model", tmp_path / "model")
@@ -268,7 +269,7 @@ def test_settings_that_a_flow_has_not(case, made):
                                                  "kolors"))
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15]", "flux]")
 def test_what_check_counts_is_what_a_run_trains(made):
     """Also of every layer, as a regular expression may choose: HiDream's experts have a gate that is none."""
     found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
@@ -811,7 +812,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
 
 
-@pytest.mark.few("sd15")
+@pytest.mark.few("sd15-")
 @pytest.mark.parametrize(("method", "quantization"), [
     ("lora", "none"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("full", "none"), ("lora", "int8")))])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made, monkeypatch):
@@ -839,7 +840,7 @@ def trained(found: Any, offload: int) -> tuple[dict[str, torch.Tensor], Any]:
     return {name: value.detach() for name, value in trainee.denoiser.parameters.items()}, trainee.denoiser.model
 
 
-@pytest.mark.few
+@pytest.mark.few("sd15]", "flux]")
 def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypatch):
     """Each family has blocks, and of no more than two of them there are weights at a time. What they are recomputed
     from is in host memory, too; the steps are those without gradient checkpointing."""
@@ -862,7 +863,7 @@ def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypa
 
 
 @pytest.mark.few("flux", "zimage")
-@few("sd15", "flux", "zimage", "krea2")
+@few("sd15", "flux", "zimage")
 def test_steps_beside_a_training_adapter_are_those_on_the_merged_model(case, made, tmp_path):
     """Of one with the names that ComfyUI reads, where a layer may be several of diffusers'. Pictures are those without,
     to the bit."""
@@ -902,7 +903,7 @@ def gradients_of(trainee: Any, found: Any) -> dict[str, torch.Tensor]:
     return {name: value.grad.clone() for name, value in trainee.denoiser.parameters.items() if value.grad is not None}
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_what_a_run_writes_of_itself_is_read_again(method, made, tmp_path):
     """Facts that only some families have, like numbers for each channel of latents. No tensors and no training: all
     commands on whole runs are in `test_readers_of_runs.py`."""
@@ -915,7 +916,7 @@ def test_what_a_run_writes_of_itself_is_read_again(method, made, tmp_path):
     assert read_run(Local(tmp_path)).config == found.config and own_manifest(read_run(Local(tmp_path))) is not None
 
 
-@few("sd15", "sdxl", "flux", "zimage", "sana")
+@few("sd15", "flux", "sana")
 def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
     found = setup(made, optimizer={"lr": 0.05}, lora={"rank": 2, "alpha": 1.0}, sample={"every": 0},
                   validation={"every": 0})
@@ -938,7 +939,7 @@ def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-@few("sd15", "sd3", "flux", "zimage", "lumina2", "krea2")
+@few("sd15", "flux", "zimage")
 def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, tmp_path):
     """Each tensor is loaded by its name, by code that is not ours, and the other pipeline's adapters were never in a
     file: one that exchanges two layers of the same shape gives another picture."""

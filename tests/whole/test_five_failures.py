@@ -73,9 +73,8 @@ def test_buckets_with_too_few_pictures(encode, train, place):
     one_by_one = ("--batch-size", 8, "--micro-batch", 1)  # so that a step is of as many buckets as it takes
     checked = train("check", "m.json", *one_by_one, "--json").json
     assert checked["ok"] and checked["steps_per_epoch"] == 1 and checked["left_out"] == []
-    assert train("run", "m.json", "-o", "run", *one_by_one, "--steps", 2, *QUICK).code == 0
-    steps = events(place / "run", "step")
-    assert [step["step"] for step in steps] == [1, 2] and all(step["samples"] == 8 for step in steps)
+    assert train("run", "m.json", "-o", "run", *one_by_one, "--steps", 1, *QUICK).code == 0
+    assert [step["samples"] for step in events(place / "run", "step")] == [8]
     dropping = ("--batch-size", 8, "--underfill", "drop")
     refused = train("run", "m.json", "-o", "other", *dropping)
     assert refused.code == 8 and not (place / "other").exists()
@@ -194,10 +193,10 @@ def test_validation_over_cached_latents_keeps_to_one_device(encode, train, place
     assert encode("--mask", "sidecar", "--validation", 0.3)["encoded"]["mask"] > 3
     with playing() as there:
         monkeypatch.setattr(tensors, "pick_device", lambda name: there)
-        result = train("run", "m.json", "-o", "run", "--masked", "--steps", 3, "--set", "validation.every=1",
+        result = train("run", "m.json", "-o", "run", "--masked", "--steps", 1, "--set", "validation.every=1",
                        "--set", "sample.every=1", *QUICK)
     assert result.code == 0, result.err
     assert "trained parameters on meta" in result.err
     losses = [event["loss"] for event in events(place / "run", "validation")]
-    assert len(losses) == 4 and np.isfinite(losses).all()
-    assert len(events(place / "run", "sample")) == 4 and events(place / "run", "warning") == []
+    assert len(losses) == 2 and np.isfinite(losses).all()
+    assert len(events(place / "run", "sample")) == 2 and events(place / "run", "warning") == []

@@ -29,7 +29,7 @@ def encode(prep, real_data, tiny_model, home):
     return go
 
 
-@pytest.mark.parametrize("resolution", [256, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resolution", [128, *(pytest.param(side, marks=pytest.mark.slow) for side in (256, 512))])
 def test_encode_train_resume_verify(prep, train, encode, home, resolution):
     first = encode(resolution)
     assert first["encoded"]["latent"] == 63 and first["encoded"]["mask"] == 24 and not first["rejected"]

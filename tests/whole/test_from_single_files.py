@@ -92,7 +92,7 @@ def scene(tmp_path, prep, train):
     return go
 
 
-@pytest.mark.few("sd15", "flux3")
+@pytest.mark.few("sd15]", "flux3")
 @pytest.mark.parametrize("build", BUILDS)
 def test_rows_and_training_are_those_of_the_directory(build, scene, tmp_path):
     model = tiny_pipelines.save(build, tmp_path / "model", **WHOLE.get(build, {}))

@@ -30,8 +30,8 @@ SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
 
 
 @cache
-def modules() -> list[Module]:
-    return modules_of(ROOT)
+def told(*, hints: bool = False) -> list[Message]:
+    return messages_of(modules_of(), hints=hints)
 
 
 def planted(source: str) -> list[Message]:
@@ -40,7 +40,7 @@ def planted(source: str) -> list[Message]:
 
 def test_every_message_is_expected_by_some_test():
     """Never empty by accident: the sources have far more than a hundred."""
-    found = messages_of(modules())
+    found = told()
     assert len(found) > 150 and {message.where.partition("/")[0] for message in found} == {"prep", "train"}
     missing = untested(found, literals_of(ROOT))
     assert not missing, "no test expects:\n" + "\n".join(f"{one.where}: {one.pieces}" for one in missing)
@@ -75,7 +75,7 @@ def test_two_messages_do_not_share_a_test():
 @pytest.mark.parametrize("hints", [False, True], ids=["messages", "hints"])
 def test_messages_and_hints_are_spelled_alike(hints):
     """They begin small (or with a value), end without a full stop, and are one line."""
-    found = messages_of(modules(), hints=hints)
+    found = told(hints=hints)
     assert len(found) > 150
     for message in found:
         text = message.text

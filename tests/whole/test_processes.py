@@ -8,10 +8,9 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
+from sources_parsed import PATHS, ROOT, nodes_of, tree_of
 from traps import trap
 
 from prep.runtime import safe_path
@@ -24,9 +23,8 @@ NEVER = re.compile(r"os\.(exec|spawn|posix_spawn|fork|popen|system|startfile)\w*
                    r"(.*\.)?(ProcessPoolExecutor|DataLoader|create_subprocess_\w+|start_processes)")
 FORKS = {("prep.jobs.keeper", "os.fork")}  # of itself, before it does anything
 WORDS = re.compile(rf"\b(subprocess|multiprocessing|from os import|{NEVER.pattern})")  # of modules that are parsed
-ROOT = Path(__file__).parents[2]
-TEXTS = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
-         for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
+FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
+TEXTS = {module: path.read_text() for module, path in FILES.items()}
 STARTING = sorted(module for module, text in TEXTS.items() if WORDS.search(text))
 # Where a library starts processes, and what starts them there inside of `safe_path`.
 LIBRARIES = {"multiprocessing": {"prep.encode.engines.devices": {"SharedClaims"}, "prep.encode.engines.claims": set(),
@@ -34,14 +32,9 @@ LIBRARIES = {"multiprocessing": {"prep.encode.engines.devices": {"SharedClaims"}
 INTERPRETER = {"prep.runtime", "prep.workers.pool", "prep.doctor.libraries"}  # who names it: the last two start nothing
 
 
-@cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(TEXTS[module])
-
-
 def imports(module: str, library: str) -> bool:
     """Whether a module imports a library, or a part of it."""
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(tree_of(FILES[module])):
         names = ([node.module or ""] if isinstance(node, ast.ImportFrom)
                  else [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
         if any(library in (name, name.partition(".")[0]) for name in names):
@@ -51,13 +44,13 @@ def imports(module: str, library: str) -> bool:
 
 def calls(module: str) -> list[tuple[str, ast.Call]]:
     """Calls of a module, each with what it calls: by its full name, if that was imported from a module."""
-    tree = tree_of(module)
-    names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in ast.walk(tree)
+    tree = tree_of(FILES[module])
+    names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in nodes_of(tree)
              if isinstance(node, ast.ImportFrom) for alias in node.names}
-    names |= {alias.asname: alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+    names |= {alias.asname: alias.name for node in nodes_of(tree) if isinstance(node, ast.Import)
               for alias in node.names if alias.asname}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call):
             head, dot, rest = ast.unparse(node.func).partition(".")
             found.append((f"{names.get(head, head)}{dot}{rest}", node))
@@ -82,9 +75,9 @@ def test_libraries_that_start_processes_do_so_inside_of_a_safe_path():
     for library, places in LIBRARIES.items():
         assert {module for module in STARTING if imports(module, library)} == set(places)
         for module, starting in places.items():
-            inside = {ast.unparse(call.func) for node in ast.walk(tree_of(module)) if isinstance(node, ast.With)
+            inside = {ast.unparse(call.func) for node in nodes_of(tree_of(FILES[module])) if isinstance(node, ast.With)
                       if any(ast.unparse(item) == "safe_path()" for item in node.items)
-                      for call in ast.walk(node) if isinstance(call, ast.Call)}
+                      for call in nodes_of(node) if isinstance(call, ast.Call)}
             assert starting <= inside
 
 

@@ -6,13 +6,12 @@ import ast
 import importlib
 import io
 from collections.abc import Iterator
-from pathlib import Path
+
+from sources_parsed import PATHS, ROOT, nodes_of, tree_of
 
 from prep.fs.untrusted import read_up_to
 
-ROOT = Path(__file__).parents[2]
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-           for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in PATHS}
 PART = 1 << 20  # bytes that code may ask for at a time, whatever there is
 
 # Where files are opened without a look at what they are, and why that is safe. All else goes through
@@ -38,7 +37,7 @@ OPENS = {
 
 
 def calls(tree: ast.Module, *names: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in names:
@@ -47,8 +46,8 @@ def calls(tree: ast.Module, *names: str) -> Iterator[ast.Call]:
 
 def test_no_limit_is_an_amount():
     """`handle.read(MOST)` makes a buffer of that size for a file of a few bytes."""
-    for module, tree in MODULES.items():
-        for call in calls(tree, "read", "read1", "recv"):
+    for module, path in MODULES.items():
+        for call in calls(tree_of(path), "read", "read1", "recv"):
             of_system = isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "os.read"
             if len(call.args) == 1 + of_system and (amount := value_of(call.args[-1], module)) is not None:
                 assert amount <= PART, f"{module}: {ast.unparse(call)} asks for {amount} bytes; use read_up_to"
@@ -66,8 +65,8 @@ def value_of(expression: ast.expr, module: str) -> int | None:
 
 def test_files_are_opened_by_what_looks_at_them():
     seen = set()
-    for module, tree in MODULES.items():
-        for call in calls(tree, "open", "read_text", "read_bytes"):
+    for module, path in MODULES.items():
+        for call in calls(tree_of(path), "open", "read_text", "read_bytes"):
             if isinstance(call.func, ast.Name) and call.func.id != "open":
                 continue  # a function of that name
             above = {name for name in OPENS if module == name or module.startswith(f"{name}.")}

@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources_parsed import PATHS, ROOT, tree_of
 
-ROOT = Path(__file__).parents[2]
-MODULES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-           for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
+MODULES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PATHS}
 NAMES = set(MODULES.values())
 
 # The root of prep is closed: these words, the library's face, and packages. A word imports only other words.
@@ -152,11 +151,6 @@ LAZY = {
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
          "pillow_heif", "pillow_jxl", "jinja2", "starlette", "uvicorn")
 MOST_MODULES = 14  # of a folder; commands and families of models may have one each
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 @cache

@@ -61,7 +61,9 @@ print(number("VmHWM:") - begun, sum(value.nbytes for value in (*model.parameters
 """
 
 
-@pytest.fixture(scope="module", params=tiny_pipelines.FAMILIES)
+@pytest.fixture(scope="module", params=[
+    pytest.param(family, marks=pytest.mark.slow) if family in tiny_pipelines.SECONDARY else family
+    for family in tiny_pipelines.FAMILIES])
 def model(request, tmp_path_factory) -> Path:
     return tiny_pipelines.save(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
@@ -299,6 +301,7 @@ class Told:
         return nullcontext(self.stages[-1][3].append)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("quantization", "title"), [("none", "loading the denoiser"),
                                                      ("fp8", "loading and quantizing the denoiser")])
 def test_loading_says_how_far_it_is(model, quantization, title):

@@ -103,9 +103,10 @@ def check_readings(finder, text, found):
         assert read in (sorted(read), sorted(read, reverse=True))  # cut off at one end
 
 
-def test_windows_read_more(case, model):
+def test_windows_read_more(case, request):
     if not FAMILIES[case.family].text.windows:
         pytest.skip("a family without windows")
+    model = request.getfixturevalue("model")
     read = [cut.read for count in (1, 2, 3) if (cut := cuts(model, case, [WORDS], windows=count)[0]) is not None]
     assert read == [75, 150, 225]
 

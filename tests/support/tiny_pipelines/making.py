@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +82,29 @@ def build(family: str, seed: int = 0, **options: Any) -> Any:
 
 def save(family: str, folder: Path, seed: int = 0, **options: Any) -> Path:
     """Writes `build(family, seed, **options)` to `folder`, as people who train the family have it; returns `folder`."""
-    pipeline = build(family, seed, **options)
+    key = (family, seed, repr(sorted(options.items())))
+    if key not in _saved:  # made once, which takes most of a second, and copied
+        kept = _saved[key] = Path(_kept().name) / str(len(_saved))
+        _save(build(family, seed, **options), family, kept)
+    return shutil.copytree(_saved[key], folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+_saved: dict[tuple[str, int, str], Path] = {}
+
+
+@cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tiny-pipelines.")
+
+
+def _save(pipeline: Any, family: str, folder: Path) -> None:
     if family not in MODULAR:
         pipeline.save_pretrained(folder, safe_serialization=True)
-        return folder
+        return
     pipeline.save_pretrained(str(folder), safe_serialization=True, overwrite_modular_index=True)
     index = folder / pipeline.config_name  # it names a repository, as where a published one was copied
     index.write_text(index.read_text(encoding="utf-8").replace(json.dumps(str(folder)), f'"someone/{family}"'),
                      encoding="utf-8")
-    return folder
 
 
 def networks(pipeline: Any) -> Iterator[torch.nn.Module]:
