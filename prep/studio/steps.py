@@ -68,6 +68,10 @@ STEPS = (
          form="train-run", main=("manifest", "config", "output", "steps", "device"),
          fill={"manifest": "manifests", "config": "settings"}, fresh={"output": "run"}, makes="runs",
          asks="train-check"),
+    Step(title="Choose a checkpoint", does="Draws the same prompts with each checkpoint, compares the pictures with "
+         "those of the data set, and proposes one. The manifest needs embeddings.", form="train-evaluate",
+         main=("folder", "embed", "seeds", "html", "device"), fill={"folder": "runs"},
+         fresh={"html": "checkpoints.html"}),
     Step(title="Draw", does="Makes pictures with what was trained.", form="train-sample",
          main=("folder", "prompt", "output", "device"), fill={"folder": "runs"}, fresh={"output": "grid.png"}),
     Step(title="Put it into a model", does="Adds a LoRA to its model: a directory that needs no LoRA.",
