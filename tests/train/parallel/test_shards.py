@@ -284,7 +284,8 @@ def test_a_failure_between_steps_ends_a_divided_run_that_others_may_not_have(mak
     setup, said = setup_of(make(), sample={"every": 0}), []
     monkeypatch.setattr(evaluate, "validate", lambda *args: (_ for _ in ()).throw(error))
     trainee = SimpleNamespace(ranks=Ranks(rank=1, world=2), model=SimpleNamespace(sharded=True), average=None,
-                              denoiser=SimpleNamespace(parameters={}), spec=SimpleNamespace(averages=False))
+                              slide=None, denoiser=SimpleNamespace(parameters={}),
+                              spec=SimpleNamespace(averages=False))
     progress = Progress(device=torch.device("cpu"), saved=3)
     with pytest.raises(type(error)) if ends else nullcontext():
         evaluate.evaluate(trainee, None, setup, tmp_path, Said(said), progress)
