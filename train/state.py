@@ -37,6 +37,7 @@ from train.optim.optimizers import TABLE, OptimizerSpec
 from train.optim.singly import Singly
 from train.parallel.ranks import ALONE, Ranks
 from train.parallel.shards import OwnRows, Sharded, Whole, norm_of
+from train.runs.checkpoint import POWERS
 from train.runs.checkpoint_files import copy_into
 from train.runs.safetensors.reader import STORED, read_joined
 from train.runs.safetensors.writer import data_digest
@@ -102,7 +103,7 @@ def averages_of(parameters: Mapping[str, Tensor], config: Config, *, in_host: bo
                 ) -> tuple[WeightAverage | None, dict[str, WeightAverage]]:
     """The moving average, if there is one, and the power-function averages by their files."""
     average = WeightAverage(parameters, in_host=in_host) if config.ema.decay else None
-    names = ema.POWERS if config.ema.snapshots else ()
+    names = POWERS if config.ema.snapshots else ()
     return average, {name: WeightAverage(parameters, in_host=in_host) for name in names}
 
 
@@ -283,6 +284,6 @@ def move_averages(trainee: TrainState, config: Config, step: int, *, skipped: bo
     """Moves the averages that there are toward the parameters after step `step` (from 0). If that was `skipped`, the
     moving average stays; power-function averages are over all steps."""
     for name, power in trainee.powers.items():
-        power.update(trainee.denoiser.parameters, ema.power_decay_at(step, ema.POWERS[name]))
+        power.update(trainee.denoiser.parameters, ema.power_decay_at(step, POWERS[name]))
     if trainee.average is not None and not skipped:
         trainee.average.update(trainee.denoiser.parameters, ema.decay_at(step, config.ema.decay))

@@ -23,10 +23,9 @@ from train.models import lora
 from train.models.denoiser import Denoiser
 from train.models.naming import Naming, naming_of
 from train.optim import optimizer_state
-from train.optim.ema import POWERS
 from train.optim.loss_scale import SHAPES
 from train.parallel.shards import Fetch, Sharded, Whole
-from train.runs.checkpoint import DataFacts, State, piece_name
+from train.runs.checkpoint import POWERS, DataFacts, State, piece_name
 from train.runs.checkpoint_files import CheckpointFile, copy_into, has, read_tensors, tensor_names
 from train.runs.resume import Start
 from train.setup import Setup

@@ -66,7 +66,7 @@ def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOption
     assert len({picture.name for picture in pictures}) == len(pictures) == len(rows)
     order = sorted(range(len(pictures)), key=lambda number: rank(pictures[number].name, pictures[number].size))
     ranked, vectors = [pictures[number] for number in order], vectors_of(rows, order)
-    found = clusters(vectors, usual_count(len(ranked)) if options.clusters is None else options.clusters)
+    found = clusters(vectors, options.clusters or usual_count(len(ranked)))
     near = _neighbors(vectors, options.neighbors, found, tick)
     mean = vectors.mean()
     least = threshold(mean, options.near)

@@ -19,7 +19,7 @@ class SimilarityOptions:
     deviations: float = setting(3.5, high=1000.0, help="robust standard deviations by which outliers are farther from "
                                                        "their neighbors than the median")
     gap: float = setting(0.1, high=2.0, help="cosine by which they are farther, at least")
-    clusters: int | None = setting(None, low=1, high=1000, example=20, help="clusters that a set is divided into",
-                                   derived="about the square root of half of the pictures, at most 64")
+    clusters: int = setting(0, high=1000, help="clusters that a set is divided into",
+                            derived="about the square root of half of the pictures, at most 64")
     dominance: float = setting(4.0, low=1.0, high=1000.0, help="times an equal share of an epoch, from which a cluster "
                                                                "takes too much")

@@ -7,7 +7,6 @@ from pathlib import Path
 from prep.captions.options import CaptionOptions
 from prep.recipe.schema import SETTINGS, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment, render_recipe
-from prep.similarity.options import SimilarityOptions
 
 PAGE = "manifests/dataset.toml"
 HEAD = """\
@@ -26,7 +25,6 @@ def recipe() -> str:
     whole = Recipe(
         sources=(source,), cache=EXAMPLES["cache.path"], prompts=EXAMPLES["prompts.file"],
         references=EXAMPLES["references.from"], embed=SETTINGS["embed.model"].spec.example,
-        similarity=SimilarityOptions(clusters=SETTINGS["similarity.clusters"].spec.example),
         model=ModelOptions(**{name: SETTINGS[f"model.{name}"].spec.example for name in ("path", "family", "compute")}))
     shown = {name.replace("source.", "source[0].") for name in SETTINGS}
     return render_recipe(whole, base=Path(), remarks=[Comment(at="", text=HEAD)], shown=shown)

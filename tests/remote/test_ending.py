@@ -111,7 +111,7 @@ def test_an_error_while_pictures_are_scanned(photos, away, soon):
 
 def test_an_error_while_pictures_are_encoded(store, away, soon):
     asked = away("a.png")
-    job = SimpleNamespace(alpha="white", specs=SimpleNamespace(family=SimpleNamespace(factor=8, inpainting=None)))
+    job = SimpleNamespace(alpha="white", cell=(8, "mean"))
     work = SimpleNamespace(blob=Blob(file=f"{store.url}/photos/a.png"), digest="", name="a.png", key="", hole=None,
                            placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8)))
     with pytest.raises(Broken), Tools(1) as tools:

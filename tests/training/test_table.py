@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from prep.errors import ConfigError
+from prep.setting import line_check
 from prep.training import table
 from prep.training.schema import Config
 from train.config.load import as_table, load_config, parse
@@ -60,7 +61,7 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
     given = row.value if not isinstance(row.value, tuple) else list(row.value)
     assert row.spec.check(given, row.name) == row.value
     section, _, key = row.name.rpartition(".")
-    of_a_line = row.spec.values in ("a line of text", "a LoRA file", "a model")
+    of_a_line = row.spec.check is line_check
     for wrong in ({}, -(10**9), "two\nlines" if of_a_line else "no such word"):
         with pytest.raises(ConfigError, match=re.escape(f"{row.name} ")):
             parse({section: {key: wrong}} if section else {key: wrong}, "x")

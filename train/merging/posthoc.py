@@ -27,8 +27,8 @@ from prep.training.schema import Dtype
 from train.merging.average import Averaged, linear, part_at
 from train.merging.reduced import check_output
 from train.merging.trained import find_result, metadata_of
-from train.optim.ema import POWERS, exponent_of
-from train.runs.checkpoint import is_checkpoint, list_averages, list_checkpoints
+from train.optim.ema import exponent_of
+from train.runs.checkpoint import POWERS, is_checkpoint, list_averages, list_checkpoints
 from train.runs.directory import run_of
 
 Tick = Callable[[int], object]

@@ -18,8 +18,6 @@ from torch import Tensor
 from prep.loader.device import Arriving, copied_to_host
 
 Shadow = dict[str, Tensor]
-# The files of a checkpoint with power-function averages of these lengths: those of the paper (section 3.2).
-POWERS: Mapping[str, float] = {"ema-0.05.safetensors": 0.05, "ema-0.10.safetensors": 0.10}
 LONGEST = 12**-0.5  # of gamma 0: all steps count alike
 
 

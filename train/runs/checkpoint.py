@@ -61,6 +61,8 @@ MEANINGS = {
 }
 MEANING = max(MEANINGS)
 STATE, AVERAGES = "state.json", "averages"
+# The files with power-function averages of these lengths: those of Karras et al. 2024 (section 3.2).
+POWERS: Mapping[str, float] = {"ema-0.05.safetensors": 0.05, "ema-0.10.safetensors": 0.10}
 _NAME = re.compile(r"step-[0-9]{6,13}")
 _PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _ASIDE = re.compile(r"aside(?:-[0-9]+)?-(step-[0-9]{6,13})")

@@ -15,10 +15,10 @@ from prep.fs import atomic
 from prep.loader.device import to_device, to_host
 from prep.parse import Unparsed
 from prep.runs.documents import refused, with_checksum
-from train.optim.ema import POWERS
 from train.runs.checkpoint import (
     AVERAGES,
     FORMAT,
+    POWERS,
     STATE,
     VERSION,
     State,

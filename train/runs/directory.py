@@ -52,7 +52,6 @@ from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, 
 from prep.runs.documents import check_links, with_checksum
 from prep.training.schema import Config
 from train.config.load import as_table, parse
-from train.optim.ema import POWERS
 from train.optim.optimizers import TABLE
 from train.runs import checkpoint
 from train.setup import Origin, RunRequest, Setup
@@ -219,7 +218,7 @@ def checkpoint_bytes(setup: Setup) -> int:
 
 def _kept_bytes(setup: Setup) -> int:
     """The size of the power-function averages of a checkpoint, which stay when it is removed."""
-    return 4 * len(POWERS) * setup.model.saved if setup.config.ema.snapshots else 0
+    return 4 * len(checkpoint.POWERS) * setup.model.saved if setup.config.ema.snapshots else 0
 
 
 def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere: str) -> None:

@@ -21,6 +21,7 @@ from prep.fs import atomic
 from prep.fs.place import Local
 from train.merging.posthoc import PosthocRequest, posthoc, snapshots_of, solve
 from train.optim import ema
+from train.runs.checkpoint import POWERS
 from train.runs.checkpoint_files import remove_old
 from train.runs.directory import claim_run
 from train.runs.resume import find_start
@@ -60,9 +61,9 @@ def test_a_profile_is_a_power_of_time_of_the_length_that_was_asked_for():
 def test_weights_are_those_of_least_squares_over_single_steps(length, every):
     """An independent dozen lines: profiles as vectors of steps, and numpy's least squares, whose sum is made 1."""
     total = 1000
-    snapshots = [(step, each) for step in range(every, total + 1, every) for each in ema.POWERS.values()]
+    snapshots = [(step, each) for step in range(every, total + 1, every) for each in POWERS.values()]
     if total % every:
-        snapshots += [(total, each) for each in ema.POWERS.values()]
+        snapshots += [(total, each) for each in POWERS.values()]
     columns = np.array([profile(each, step, total) for step, each in snapshots]).T
     wanted = profile(length, total, total)
     weights = np.linalg.lstsq(columns, wanted, rcond=1e-7)[0]
@@ -71,7 +72,7 @@ def test_weights_are_those_of_least_squares_over_single_steps(length, every):
     one, two = (columns @ np.array(each) - wanted for each in (weights, found.weights))
     assert sum(found.weights) == pytest.approx(1) and np.linalg.norm(one - two) < 2e-3 * np.linalg.norm(wanted)
     assert found.error == pytest.approx(np.linalg.norm(two) / np.linalg.norm(wanted), abs=2e-3)
-    if length in ema.POWERS.values():
+    if length in POWERS.values():
         assert found.error < 1e-5 and max(found.weights) == pytest.approx(1), "one that is there is itself"
 
 
@@ -81,13 +82,13 @@ def test_a_reconstructed_average_is_the_tracked_one_within_the_error_of_its_prof
     steps, every = 480, 30
     walk = torch.randn(steps, 64, generator=torch.Generator().manual_seed(0)).double().cumsum(0).float() / 5
     tracked = {length: ema.WeightAverage({"w": torch.zeros(64)}, in_host=False) for length in
-               {*LENGTHS, *ema.POWERS.values()}}
+               {*LENGTHS, *POWERS.values()}}
     kept = {}
     for step in range(steps):
         for length, average in tracked.items():
             average.update({"w": walk[step]}, ema.power_decay_at(step, length))
         if (step + 1) % every == 0:
-            kept |= {(step + 1, each): tracked[each].values["w"].clone() for each in ema.POWERS.values()}
+            kept |= {(step + 1, each): tracked[each].values["w"].clone() for each in POWERS.values()}
     for length in LENGTHS:
         found = solve(list(kept), steps, length)
         made = sum(weight * value.double() for weight, value in zip(found.weights, kept.values(), strict=True))
@@ -141,13 +142,13 @@ def test_a_run_keeps_snapshots_of_removed_checkpoints_and_makes_averages_of_them
 
 
 def test_removing_checkpoints_loses_no_snapshot_wherever_it_stops(tmp_path, monkeypatch):
-    wanted = [(step, length) for step in (1, 2, 3) for length in ema.POWERS.values()]
+    wanted = [(step, length) for step in (1, 2, 3) for length in POWERS.values()]
     for last in range(24):
         run, left = tmp_path / str(last), [last]
         for step in (1, 2, 3):
             folder = run / f"checkpoints/step-{step:06d}"
             folder.mkdir(parents=True)
-            for name in (*ema.POWERS, "state.json"):
+            for name in (*POWERS, "state.json"):
                 (folder / name).write_text(name)
 
         def stopping(real, left=left):
