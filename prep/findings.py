@@ -202,8 +202,9 @@ class Finding:
 
 
 def rejected_line(finding: Finding) -> str:
-    """The line about a skipped picture."""
-    return f"rejected: {shell_name(finding.path)}: {finding.code}: {printable(finding.detail)}"
+    """The line about a skipped picture; of one that is used all the same, it begins with how severe that is."""
+    begins = "rejected" if finding.severity == "error" else finding.severity
+    return f"{begins}: {shell_name(finding.path)}: {finding.code}: {printable(finding.detail)}"
 
 
 def rejected_lines(findings: Sequence[Finding], *, every: bool = False) -> list[str]:

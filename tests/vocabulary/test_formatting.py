@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from prep.findings import Finding, rejected_line
 from prep.formatting import listed, shards_moved, without_secrets
 
 PLACES = st.sampled_from(["bucket/m.json", "bucket", "bucket/a b/c@d/e:f", "huggingface.co/owner/name@v1"])
@@ -61,3 +62,9 @@ def test_names_are_listed(names, told):
 ])
 def test_what_a_copy_did(shards, moved, size, told):
     assert shards_moved(shards, moved, size, "sent", "there") == told
+
+
+@pytest.mark.parametrize(("severity", "begins"), [("error", "rejected"), ("warning", "warning"), ("info", "info")])
+def test_only_a_picture_that_is_left_out_is_called_rejected(severity, begins):
+    said = rejected_line(Finding(path="a b.png", code="caption-repeated", severity=severity, detail="as of 3 others"))
+    assert said == f"{begins}: 'a b.png': caption-repeated: as of 3 others"
