@@ -32,22 +32,21 @@ def of_pictures(recipe: Recipe, pictures: Sequence[EmbeddedPicture], rows: Rows,
 def of_samples(opened: OpenedManifest, rows: Rows, there: Mask, tick: Tick = lambda _: None) -> Analysis | None:
     """The analysis of a manifest's samples, whose names have the prefix of their source; `None` if too few have an
     embedding."""
-    samples, prefixes = opened.samples, opened.manifest.prefixes
+    samples = opened.samples
     sources = [str(place or "") for place in opened.manifest.sources]
     return _analysis(
-        [Picture(name=f"{prefixes[source]}{samples.name(number)}", size=(width, height), source=sources[source],
-                 role=ROLES[role], repeats=repeats)
-         for number, (source, role, width, height, repeats) in enumerate(zip(
-             samples.source.tolist(), samples.role.tolist(), samples.width.tolist(), samples.height.tolist(),
-             samples.repeats.tolist(), strict=True))],
-        [samples.picture_digest(number) for number in range(len(samples))], rows, there, SimilarityOptions(), tick)
+        [Picture(name=label, size=(width, height), source=sources[source], role=ROLES[role], repeats=repeats)
+         for label, source, role, width, height, repeats in zip(
+             opened.labels(), samples.source.tolist(), samples.role.tolist(), samples.width.tolist(),
+             samples.height.tolist(), samples.repeats.tolist(), strict=True)],
+        samples.table["picture"].to_pylist(), rows, there, SimilarityOptions(), tick)
 
 
-def _analysis(pictures: Sequence[Picture], digests: Sequence[str], rows: Rows, there: Mask,
+def _analysis(pictures: Sequence[Picture], digests: Sequence[object], rows: Rows, there: Mask,
               options: SimilarityOptions, tick: Tick) -> Analysis | None:
     """Of pictures in several resolutions, the first. Files with the bytes of another are no news: a scan names them."""
     first: dict[str, int] = {}
-    seen: set[str] = set()
+    seen: set[object] = set()
     copies: set[str] = set()
     for number, picture in enumerate(pictures):
         if there[number] and picture.name not in first:

@@ -15,7 +15,6 @@ from prep.cache.store import Cache
 from prep.embedding.survey import Survey
 from prep.errors import ConfigError
 from prep.formatting import shell_name
-from prep.manifest.consistency import first_shapes, read_shards
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.tables import EMBEDDING
 
@@ -35,7 +34,7 @@ def embeddings_of(opened: OpenedManifest) -> tuple[Rows, Mask]:
         raise ConfigError(f"{manifest.path} has no embeddings", hint="name a vision model in [embed] of the recipe and "
                           f"run prep encode again, or: prep embed SOURCE --model MODEL --cache "
                           f"{shell_name(str(manifest.cache))}")
-    width = first_shapes(read_shards(opened.cache, manifest), "embedding").get("embedding", (0,))[0]
+    width = next((shard["shapes"]["embedding"][0] for shard in opened.shards if shard["field"] == "embedding"), 0)
     digests = [shard["digest"] for shard in opened.shards]
     places = zip(*(samples.embeddings[name].tolist() for name in EMBEDDING), strict=True)
     return _read(opened.cache, [None if shard < 0 else RowRef(shard=digests[shard], row=row) for shard, row in places],

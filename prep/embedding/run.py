@@ -6,7 +6,7 @@ A later `prep encode` with the same crops and vision model finds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +18,20 @@ from prep.embedding.analysis import of_pictures
 from prep.embedding.rows import embeddings_in
 from prep.embedding.survey import Survey, open_vision, survey
 from prep.encode.engines.job import Outcome, PictureJob
-from prep.encode.execute import AGAIN, run_here, run_job
+from prep.encode.execute import heeding, run_here, run_job
 from prep.encode.options import BATCH, EncodeOptions
 from prep.encode.plan import EncodePlan, plan
 from prep.encode.planned import WantedRows, clean_up, planned_rows
 from prep.encode.prepare import check_places, facts_for
 from prep.encode.report import errors_of
-from prep.errors import EmptyPlanError, StoppedError
+from prep.errors import EmptyPlanError
 from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, format_bytes, grouped, printable
-from prep.fs.memo import dry_run
 from prep.fs.place import Place
 from prep.models.device.named import require_device
 from prep.progress import Progress, silent
 from prep.recipe.schema import Recipe
-from prep.runtime import GraceOver, StopRequest, gc_disabled
+from prep.runtime import StopRequest, gc_disabled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +85,8 @@ class EmbedReport:
 def run_embed(call: EmbedCall) -> EmbedReport:
     """Makes the missing embeddings. Raises `PathError`, `ConfigError`, `ModelError`, `CacheError`, `UsageError`,
     `StoppedError`."""
-    stop = StopRequest(call.options.grace)
-    try:
-        with stop.heeded(), dry_run() if call.options.dry_run else nullcontext():
-            return _embed(call, stop)
-    except GraceOver:
-        raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
+    with heeding(call.options) as stop:
+        return _embed(call, stop)
 
 
 def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:

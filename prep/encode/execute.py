@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 from prep.cache.ledger.ledger import is_finished
 from prep.cache.remote.stored import refresh
 from prep.cache.store import Cache
 from prep.encode.engines.job import Job, Outcome, PictureJob
-from prep.encode.options import BATCH
+from prep.encode.options import BATCH, EncodeOptions
 from prep.encode.plan import EncodePlan
 from prep.encode.prepare import EncodeCall, Prepared
 from prep.errors import StoppedError
 from prep.formatting import counted
+from prep.fs.memo import dry_run
 from prep.progress import Progress
 from prep.runtime import GraceOver, StopRequest, gc_enabled
 
 AGAIN = "finished work is kept; run the same command again to continue"
+
+
+@contextmanager
+def heeding(options: EncodeOptions) -> Iterator[StopRequest]:
+    """Heeds signals, and keeps a dry run from writing. Raises `StoppedError` for a signal while no task is under way.
+    """
+    stop = StopRequest(options.grace)
+    try:
+        with stop.heeded(), dry_run() if options.dry_run else nullcontext():
+            yield stop
+    except GraceOver:
+        raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
 
 
 def run_tasks(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:

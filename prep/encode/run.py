@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from prep.cache.ledger.ledger import load_ledger
@@ -10,7 +9,7 @@ from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.dry_run import report_dry_run
 from prep.encode.engines.job import Outcome
-from prep.encode.execute import AGAIN, run_tasks
+from prep.encode.execute import heeding, run_tasks
 from prep.encode.manifest.assemble import assemble_manifest
 from prep.encode.manifest.rejected import rejected_so_far
 from prep.encode.manifest.replaced import Replaced
@@ -19,13 +18,12 @@ from prep.encode.planned import WantedRows, clean_up, planned_rows
 from prep.encode.prepare import EncodeCall, Prepared, begin, complete
 from prep.encode.report import EncodeReport, part_report, report_of
 from prep.encode.unchanged import note_unchanged, repeat_unchanged
-from prep.errors import StoppedError, UsageError
-from prep.fs.memo import dry_run
+from prep.errors import UsageError
 from prep.maintenance.recheck import recheck
 from prep.models.device.named import require_device
 from prep.parse import Unparsed
 from prep.progress import phase
-from prep.runtime import GraceOver, StopRequest, gc_disabled
+from prep.runtime import StopRequest, gc_disabled
 from prep.setting import check_values
 
 
@@ -36,12 +34,8 @@ def run_encode(call: EncodeCall) -> EncodeReport:
         check_values(call.options)
     except Unparsed as error:
         raise UsageError(str(error)) from None
-    stop = StopRequest(call.options.grace)
-    try:
-        with stop.heeded(), dry_run() if call.options.dry_run else nullcontext():
-            return _encode(call, stop)
-    except GraceOver:
-        raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
+    with heeding(call.options) as stop:
+        return _encode(call, stop)
 
 
 def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:

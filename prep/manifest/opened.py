@@ -64,6 +64,11 @@ class OpenedManifest:
         """The beginning of the names of each source's pictures in findings."""
         return self.manifest.prefixes
 
+    def labels(self) -> list[str]:
+        """The name of each sample in findings, which begins with its source's prefix."""
+        sources, names = self.samples.source.tolist(), self.samples.table["name"].to_pylist()
+        return [f"{self.prefixes[source]}{name}" for source, name in zip(sources, names, strict=True)]
+
     @cached_property
     def findings(self) -> list[dict[str, str]]:
         """Rows of the FINDINGS table: path, code, severity, detail."""

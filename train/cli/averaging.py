@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prep.cli.console import put, put_json, say
 from prep.formatting import counted, format_bytes, printable, shell_name
 from prep.runtime import defer_interrupts
+from train.cli.options import numbers_in
 
 if TYPE_CHECKING:
     from prep.fs.place import Local
@@ -23,10 +24,7 @@ def numbers(text: str | None, count: int) -> tuple[float, ...]:
 
     if text is None:
         return (1 / count,) * count
-    try:
-        found = tuple(float(each) for each in text.split(","))
-    except ValueError:
-        found = ()
+    found = numbers_in(text)
     if len(found) != count or not all(isfinite(each) and each > 0 for each in found):
         raise UsageError(f"--weights is '{text[:80]}', expected {count} numbers above 0 with commas between them",
                          hint=f"--weights {','.join(f'{1 / count:.2g}' for _ in range(count))}")

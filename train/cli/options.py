@@ -133,6 +133,14 @@ def request_of(manifest: Place, model: str | None, download: bool, others: bool,
                       init=None if init is None else for_init(place_of(init)), cache=maybe_place(cache))
 
 
+def numbers_in(text: str) -> tuple[float, ...]:
+    """The numbers of a list with commas; none if one of them is no number."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return ()
+
+
 def bytes_named(size: str | None, option: str) -> int | None:
     """The bytes of an option like --memory. Raises `UsageError`."""
     from prep.parse import Unparsed, bytes_of

@@ -101,10 +101,7 @@ def _numbers(text: str | None, otherwise: bool) -> tuple[float, ...]:
     if otherwise:
         raise UsageError("--weights is given with --base or --compare, expected one of them",
                          hint="--weights 0,1 shows a LoRA before and after training")
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
+    values = opt.numbers_in(text)
     if not values or not all(abs(value) <= MOST for value in values):
         raise UsageError(f"--weights is '{printable(text)}', expected numbers from -{MOST} to {MOST}, like -1,0,1")
     return values

@@ -183,17 +183,17 @@ def _collection(manifest: Manifest) -> Collection:
     if not manifest.embedded:
         raise ConfigError(f"{manifest.path} has no embeddings of its pictures to compare with", hint=AGAIN)
     rows, there = embeddings_of(opened)
-    samples, first = opened.samples, dict[str, int]()
+    samples, first = opened.samples, dict[bytes, int]()
+    pictures, labels = samples.table["picture"].to_pylist(), opened.labels()
     for number in np.flatnonzero(there).tolist():
         if ROLES[int(samples.role[number])] != "prior":
-            first.setdefault(samples.picture_digest(number), number)
+            first.setdefault(pictures[number], number)
     held_out = {number for number in first.values() if ROLES[int(samples.role[number])] == "validation"}
     order = [*(number for number in first.values() if number not in held_out), *sorted(held_out)]
     training = len(order) - len(held_out)
     if not training:
         raise CacheError(f"{manifest.path} has no embedding of a training picture", hint=AGAIN)
-    return Collection(rows=rows[order], training=training, names=tuple(
-        f"{manifest.prefixes[int(samples.source[number])]}{samples.name(number)}" for number in order))
+    return Collection(rows=rows[order], training=training, names=tuple(labels[number] for number in order))
 
 
 def _vision(manifest: Manifest, wanted: EvaluateRequest, progress: Progress) -> VisionModel:

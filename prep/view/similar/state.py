@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from prep.embedding.analysis import of_samples
-from prep.embedding.rows import embeddings_of
+from prep.embedding.rows import Mask, embeddings_of
 from prep.errors import Problem
 from prep.manifest.opened import OpenedManifest
 from prep.similarity.analysis import Analysis
@@ -21,7 +21,7 @@ class Similar:
     def __init__(self, opened: OpenedManifest) -> None:
         self._opened = opened
         self._lock, self._comparing = threading.Lock(), threading.Lock()
-        self._read: tuple[Vectors, list[int]] | None = None  # the embeddings, and the sample of each
+        self._read: tuple[Vectors, Mask] | None = None  # the embeddings, and which samples have one
         self._thread: threading.Thread | None = None
         self._found: Analysis | None = None
         self._failed: Problem | None = None
@@ -46,29 +46,27 @@ class Similar:
 
     def nearest(self, sample: int, count: int) -> list[tuple[int, float]]:
         """The samples most like one, and the cosine with each; none if it has no embedding. Raises `CacheError`."""
-        vectors, numbers = self._vectors()
-        if sample not in numbers:
+        vectors, there = self._vectors()
+        if not there[sample]:
             return []
-        found = nearest(vectors, np.array([numbers.index(sample)]), np.arange(len(vectors)), min(count, len(vectors)))
-        return [(numbers[other], cosine) for other, cosine in zip(found.others[0].tolist(), found.cosines[0].tolist(),
-                                                                 strict=True) if other >= 0]
+        numbers, place = np.flatnonzero(there), np.array([int(there[:sample].sum())])
+        found = nearest(vectors, place, np.arange(len(vectors)), min(count, len(vectors)))
+        pairs = zip(found.others[0].tolist(), found.cosines[0].tolist(), strict=True)
+        return [(int(numbers[other]), cosine) for other, cosine in pairs if other >= 0]
 
-    def _vectors(self) -> tuple[Vectors, list[int]]:
+    def _vectors(self) -> tuple[Vectors, Mask]:
         with self._lock:
             if self._read is None:
                 rows, there = embeddings_of(self._opened)
-                numbers = np.flatnonzero(there)
-                self._read = vectors_of(rows, numbers), numbers.tolist()
+                self._read = vectors_of(rows, np.flatnonzero(there)), there
             return self._read
 
     def _compare(self) -> None:
         try:
-            vectors, numbers = self._vectors()
-            there = np.zeros(len(self._opened.samples), bool)
-            there[numbers] = True
-            samples, prefixes = self._opened.samples, self._opened.manifest.prefixes
-            self._names = {f"{prefixes[samples.source[number]]}{samples.name(number)}": number
-                           for number in reversed(numbers)}
+            vectors, there = self._vectors()
+            labels = self._opened.labels()
+            for number in np.flatnonzero(there).tolist():
+                self._names.setdefault(labels[number], number)
             self._found = of_samples(self._opened, vectors.rows, there, self._tick)
         except Problem as error:
             self._failed = error

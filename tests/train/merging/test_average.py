@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from safetensors import safe_open
+from lora_tensors import DOWN, UP, drawn, metadata
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
@@ -17,17 +17,6 @@ from runs import go
 from prep.errors import CacheError, ModelError, PathError
 from prep.fs import atomic
 from train.merging.average import AverageRequest, average
-
-DOWN, UP = ".lora_down.weight", ".lora_up.weight"
-
-
-def drawn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def metadata(path):
-    with safe_open(path, "pt") as file:
-        return file.metadata()
 
 
 def kohya(path, rank, alpha, seed, dtype=torch.float32, said=None, **more):

@@ -6,24 +6,13 @@ import json
 
 import pytest
 import torch
-from safetensors import safe_open
+from lora_tensors import DOWN, UP, drawn, metadata
 from safetensors.torch import load_file, save_file
 
 from prep.errors import CacheError, ModelError, PathError, UsageError
 from prep.fs.paths import MARKER
 from train.merging.resize import ResizeRequest, resize
 from train.models.adapters.peft import parse
-
-DOWN, UP = ".lora_down.weight", ".lora_up.weight"
-
-
-def drawn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def metadata(path):
-    with safe_open(path, "pt") as file:
-        return file.metadata()
 
 
 def matrix(down, up, scale):
