@@ -1,10 +1,11 @@
 """Defers Ctrl-C during imports, because interrupting torch's import can kill the process, and ends a command where a
 library does not return after it; heeds signals that ask a run to stop; starts other Python processes; controls the
-collector; says how much memory this process took, and how many cores it may use.
+collector; says how much memory this process took and gives back what it freed; and how many cores it may use.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import os
@@ -255,6 +256,23 @@ def resident() -> int | None:
     with suppress(OSError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) << 10
     return None
+
+
+def glibc(name: str) -> Callable[..., int] | None:
+    """A function of the C library, if that is glibc."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        library = ctypes.CDLL(None)
+        return getattr(library, name) if hasattr(library, "gnu_get_libc_version") else None
+    except OSError:
+        return None
+
+
+def return_heap() -> None:
+    """Returns freed memory that glibc keeps to the system."""
+    if trim := glibc("malloc_trim"):
+        trim(0)
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -24,6 +24,7 @@ from prep.manifest.tables import (
     BATCH_ROWS,
     DIGEST,
     EMBEDDING,
+    POOL,
     REFERENCE,
     SAMPLES,
     SAMPLES_WITH_REFERENCES,
@@ -317,7 +318,7 @@ def _digests(digests: Iterable[str]) -> pa.Array:
 
 
 def _array(column: Any, kind: pa.DataType) -> pa.Array:
-    return column if isinstance(column, pa.Array) else pa.array(column, kind)
+    return column if isinstance(column, pa.Array) else pa.array(column, kind, memory_pool=POOL)
 
 
 def open_samples(table: pa.Table) -> SampleColumns:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,10 @@ from prep.fs.tree import file_digest
 from prep.fs.untrusted import open_regular, size_regular
 from prep.geometry import BucketShape, have_references
 from prep.parse import Unparsed
+from prep.runtime import return_heap
 
 BATCH_ROWS = 1 << 16
-PART = 1 << 23  # bytes of a table that are written at a time, about
+POOL = pa.system_memory_pool()  # of what is written: Arrow's own keeps what was freed, 0.2 kB for each sample of many
 MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
 HINT = "run the prep encode command again: it rewrites the tables"
 
@@ -85,9 +87,9 @@ def write_table(cache: Cache, table: pa.Table) -> str:
     """Writes the table to the cache, also to its store, and returns the digest of its file."""
     schema, columns = table.schema.remove_metadata(), []
     while table.num_columns:  # of a million samples, each copy has 200 MB: one column at a time is there twice
-        columns += table.select([0]).combine_chunks().columns
+        columns += table.select([0]).combine_chunks(memory_pool=POOL).columns
         table = table.remove_column(0)
-        pa.default_memory_pool().release_unused()  # the copied one, to the system
+        return_heap()  # the copied one
     whole = pa.Table.from_arrays(columns, schema=schema)
     del columns, table
     digest = publish_table(cache, partial(_spelled, whole))
@@ -97,15 +99,14 @@ def write_table(cache: Cache, table: pa.Table) -> str:
 
 
 def _spelled(whole: pa.Table) -> Iterator[bytes]:
-    """The bytes of the table's file, in parts of several MiB."""
+    """The bytes of the table's file, in parts: each is let go of before the next batch is spelled."""
     sink = _Parts()
     with pa.ipc.new_file(pa.PythonFile(sink, "w"), whole.schema,
                          options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
         for batch in whole.to_batches(max_chunksize=BATCH_ROWS):
             writer.write_batch(batch)
-            if sink.waiting > PART:
-                yield sink.take()
-    yield sink.take()
+            yield from sink.taken()
+    yield from sink.taken()
 
 
 class _Parts:
@@ -114,29 +115,27 @@ class _Parts:
     closed = False
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._parts: deque[bytes] = deque()
         self._written = 0
-        self.waiting = 0  # bytes that were not taken yet
 
     def write(self, data: bytes) -> int:
         self._parts.append(data)
         self._written += len(data)
-        self.waiting += len(data)
         return len(data)
 
     def tell(self) -> int:
         return self._written
 
     def flush(self) -> None:
-        """Nothing waits for anything but `take`."""
+        """Nothing waits for anything but `taken`."""
 
     def close(self) -> None:
         """What was written can still be taken."""
 
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts, self.waiting = [], 0
-        return data
+    def taken(self) -> Iterator[bytes]:
+        """What was written and not taken yet, piece by piece."""
+        while self._parts:
+            yield self._parts.popleft()
 
 
 def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:

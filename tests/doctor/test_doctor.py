@@ -145,7 +145,7 @@ def test_a_driver_whose_gpu_torch_does_not_see(monkeypatch, cuda, words):
 
 
 def test_a_system_without_glibc(monkeypatch):
-    monkeypatch.setattr(allocator, "_glibc", lambda name: None)
+    monkeypatch.setattr(allocator, "glibc", lambda name: None)
     assert named(machine.check_devices())["allocator"].state == "note"
 
 

@@ -190,10 +190,8 @@ def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sampl
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 9])
-@pytest.mark.parametrize("part", [1, 1 << 23])
 def test_a_file_written_in_parts_is_the_one_that_arrow_writes_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch,
-                                                                     rows: int, part: int) -> None:
-    monkeypatch.setattr(tables, "PART", part)
+                                                                     rows: int) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 4)
     whole, sink = build(*(sample(number) for number in range(rows))), pa.BufferOutputStream()
     with pa.ipc.new_file(sink, whole.schema) as writer:

@@ -74,11 +74,11 @@ class _ByKey(Mapping[str, Row]):
 
 class PictureTargets(_ByKey[PictureTarget]):
     """Latent or mask rows to encode, by key. Those of samples' own pictures are made into records when asked for: each
-    takes 210 bytes, and a record with its path, file and digest 420."""
+    takes 150 bytes, and a record with its path, file and digest 420."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[Any, ...] | PictureTarget] = {}
-        self._folders: dict[str, str] = {}  # what many paths begin with, each to itself
+        self._shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # what many targets have in common, each to itself
 
     def add(self, target: PictureTarget) -> None:
         """Adds a target, unless there is one with its key."""
@@ -88,19 +88,18 @@ class PictureTargets(_ByKey[PictureTarget]):
         if target.file != name or target.hole is not None:
             self._rows[target.key] = target
             return
-        folder, end = blob.file, ""
-        if folder.endswith(name):  # most of a path is a name that is there anyway
-            folder, end = folder[: -len(name)], name
-            folder = self._folders.setdefault(folder, folder)
-        self._rows[target.key] = (name, folder, end, blob.offset, blob.length, blob.member, blob.version,
-                                  target.placement, target.mask_from, bytes.fromhex(target.digest))
+        plain = blob == Blob(file=blob.file) and blob.file.endswith(name)  # as most: its path is a name that is there
+        common = (blob.file[: -len(name)] if plain else None, target.placement, target.mask_from)
+        where = () if plain else (blob.file, blob.offset, blob.length, blob.member, blob.version)
+        self._rows[target.key] = (name, self._shared.setdefault(common, common), bytes.fromhex(target.digest), *where)
 
     def __getitem__(self, key: str) -> PictureTarget:
         row = self._rows[key]
         if isinstance(row, PictureTarget):
             return row
-        name, folder, end, offset, length, member, version, placement, mask_from, digest = row
-        blob = Blob(file=folder + end, offset=offset, length=length, member=member, version=version)
+        name, (folder, placement, mask_from), digest, *where = row
+        file, offset, length, member, version = where or (f"{folder}{name}", 0, None, "", "")
+        blob = Blob(file=file, offset=offset, length=length, member=member, version=version)
         return PictureTarget(key=key, name=name, file=name, blob=blob, digest=digest.hex(), placement=placement,
                              mask_from=mask_from)
 

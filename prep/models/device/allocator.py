@@ -11,13 +11,13 @@ there are no holes. Without them, the heap is kept for the next forward pass.
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from prep.runtime import glibc, return_heap
 
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -65,7 +65,7 @@ def blocks_apart() -> Iterator[None]:
 
 @contextmanager
 def _settled_as(values: tuple[tuple[int, int], ...], device: torch.device) -> Iterator[bool]:
-    mallopt = _glibc("mallopt") if device.type == "cpu" else None
+    mallopt = glibc("mallopt") if device.type == "cpu" else None
     if mallopt is None:
         yield False
         return
@@ -81,23 +81,6 @@ def _settled_as(values: tuple[tuple[int, int], ...], device: torch.device) -> It
             return_heap()
 
 
-def return_heap() -> None:
-    """Returns freed memory that glibc keeps to the system."""
-    if trim := _glibc("malloc_trim"):
-        trim(0)
-
-
 def keeps_heap() -> bool:
     """Whether `settled_heap` works on this system."""
-    return _glibc("mallopt") is not None
-
-
-def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library, if that is glibc."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        library = ctypes.CDLL(None)
-        return getattr(library, name) if hasattr(library, "gnu_get_libc_version") else None
-    except OSError:
-        return None
+    return glibc("mallopt") is not None

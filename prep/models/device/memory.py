@@ -11,9 +11,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from prep.errors import OutOfMemoryError
-from prep.models.device.allocator import return_heap
 from prep.models.tensors import pick_device
-from prep.runtime import killable, peak_resident
+from prep.runtime import killable, peak_resident, return_heap
 
 Row = TypeVar("Row")
 Items = TypeVar("Items", bound="Sliced")

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from prep import runtime
 from prep.encode.engines.ray import ONE_ARENA
 from prep.models.device import allocator
 
@@ -70,7 +71,7 @@ def test_a_thread_keeps_its_memory_in_the_one_arena_that_ray_s_workers_have():
 
 
 def test_other_devices_and_other_libraries_change_nothing(monkeypatch):
-    monkeypatch.setattr(allocator, "_glibc", lambda name: pytest.fail("asked"))
+    monkeypatch.setattr(allocator, "glibc", lambda name: pytest.fail("asked"))
     with allocator.settled_heap(torch.device("cuda")) as kept:
         assert not kept
     monkeypatch.undo()
@@ -78,7 +79,7 @@ def test_other_devices_and_other_libraries_change_nothing(monkeypatch):
     with allocator.settled_heap(CPU) as kept:
         assert not kept
     monkeypatch.undo()
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())  # musl
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda _: object())  # musl
     with allocator.settled_heap(CPU) as kept:
         assert not kept
 
@@ -100,7 +101,8 @@ def test_huge_pages_are_those_that_torch_asks_for_and_the_system_gives(tmp_path)
 @glibc
 def test_blocks_lie_apart_in_huge_pages_and_contexts_may_be_within_others(monkeypatch):
     said = []
-    monkeypatch.setattr(allocator, "_glibc", lambda name: lambda *values: said.append(values) or 1)
+    for module in (allocator, runtime):
+        monkeypatch.setattr(module, "glibc", lambda name: lambda *values: said.append(values) or 1)
     monkeypatch.setattr(allocator, "has_huge_pages", lambda: True)
     apart = [(-4, 1 << 16), (-3, allocator.APART), (-1, 1 << 26)]
     with allocator.settled_heap(CPU):
@@ -116,7 +118,8 @@ def test_blocks_lie_apart_in_huge_pages_and_contexts_may_be_within_others(monkey
 def test_the_usual_values_come_back_after_an_error(monkeypatch):
     said = []
     monkeypatch.setattr(allocator, "has_huge_pages", lambda: False)
-    monkeypatch.setattr(allocator, "_glibc", lambda name: lambda *values: said.append((name, *values)) or 1)
+    for module in (allocator, runtime):
+        monkeypatch.setattr(module, "glibc", lambda name: lambda *values: said.append((name, *values)) or 1)
     with pytest.raises(KeyError), allocator.settled_heap(CPU):
         raise KeyError
     assert said == [("mallopt", -4, 0), ("mallopt", -1, 2**31 - 1), ("mallopt", -4, 1 << 16), ("mallopt", -3, 1 << 25),
