@@ -31,7 +31,7 @@ from train.runs.checkpoint_files import copy_into
 from train.runs.log import Log
 from train.sampling.grid import grid_png
 from train.sampling.prompts import CurrentPrompts, PromptRows, current
-from train.sampling.sampler import pictures
+from train.sampling.sampler import decoded, drawn, pictures
 from train.setup import Setup
 from train.state import TrainState, averages
 from train.validate import validate
@@ -123,8 +123,8 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: CurrentPro
         return own
     shapes = ranks.gather([picture.shape for picture in own])
     data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in own))
-    drawn = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
-    return [drawn[number % ranks.world][number // ranks.world] for number in range(len(prompts.prompts))]
+    made = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
+    return [made[number % ranks.world][number // ranks.world] for number in range(len(prompts.prompts))]
 
 
 def _drawn(trainee: TrainState, rows: Rows, setup: Setup, prompts: Sequence[PromptRows]) -> list[np.ndarray]:
@@ -135,7 +135,9 @@ def _drawn(trainee: TrainState, rows: Rows, setup: Setup, prompts: Sequence[Prom
         denoiser = load(model.drawing, alone, setup.prediction, denoiser.device, family=setup.family.name,
                         offload=trainee.offload)
         copy_into(denoiser.weights, trainee.denoiser.weights)
-    return pictures(denoiser, rows, model.drawing, prompts, config.sample, vae=model.path)
+    latents = drawn(denoiser, rows, model.drawing, prompts, config.sample)
+    del denoiser  # decoding may take as much again
+    return decoded(latents, model.path, prompts, trainee.denoiser.device)
 
 
 def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:

@@ -37,7 +37,7 @@ from train.runs.directory import RESULTS, Run, model_of, read_run, require_manif
 from train.runs.resume import Start, find_start
 from train.sampling.grid import MARK, grid_png
 from train.sampling.prompts import CurrentPrompts, PromptRows, bad_lines, current, look_up
-from train.sampling.sampler import pictures
+from train.sampling.sampler import decoded, drawn
 from train.setup import Setup
 from train.state import put_initial
 from train.state_files import averaged, put_weights
@@ -112,7 +112,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
              wanted: SampleRequest, weights: Sequence[float], progress: Progress) -> list[list[np.ndarray]]:
     """Samples the model before and after training, or with its adapters at these weights. A base is loaded once if it
-    gets its adapters in place."""
+    gets its adapters in place. The VAE decodes when no denoiser is left."""
     model, config, offload = setup.model.drawing, setup.config, blocks_offloaded(setup, device)
     settings = replace(config.sample, **typed(wanted))
     kept: Denoiser | None = None
@@ -125,10 +125,14 @@ def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows
             put_trained(denoiser, setup, start)
         for weight in weights:
             with at_weight(denoiser.model, weight):
-                columns.append(pictures(denoiser, rows, model, prompts.prompts, settings, vae=setup.model.path))
+                columns.append(drawn(denoiser, rows, model, prompts.prompts, settings))
         kept = denoiser if config.method == "lora" and not offload and not config.compile else None
         del denoiser  # else there would be two while the next is loaded
-    return columns
+    kept = None
+    made = decoded([row for column in columns for row in column], setup.model.path, prompts.prompts * len(columns),
+                   device)
+    count = len(prompts.prompts)
+    return [made[first:first + count] for first in range(0, len(made), count)]
 
 
 def _weights(wanted: SampleRequest, setup: Setup) -> tuple[float, ...]:

@@ -395,7 +395,7 @@ def test_parts_of_a_model_that_do_not_load(model, path):
 
     from train.config.load import parse
     from train.models.denoiser import load
-    from train.sampling.sampler import _decode
+    from train.sampling.sampler import decoded
 
     for weights in (model / path).glob("*.safetensors"):
         weights.write_bytes(weights.read_bytes().replace(b'"F32"', b'"F99"', 1))
@@ -403,7 +403,7 @@ def test_parts_of_a_model_that_do_not_load(model, path):
         if path == "unet":
             load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
         else:
-            _decode(model, [[torch.zeros(1, 4, 2, 2)]], torch.device("cpu"))
+            decoded([[torch.zeros(1, 4, 2, 2)]], model, (), torch.device("cpu"))
     assert error.value.message.startswith(f"{model}/{path}/diffusion_pytorch_model.safetensors has a tensor of ")
     assert "F99, expected one of: " in error.value.message and "\n" not in error.value.message
 

@@ -38,6 +38,8 @@ from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.sampling.grid import beside
 from train.sampling.prompts import PromptRows
 
+Drawn = Sequence[Sequence[Tensor]]  # of each prompt: references, what is made, the sample's own picture, as stored
+
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
              settings: Sampling, *, vae: Model | None = None, alone: bool = False) -> list[np.ndarray]:
@@ -49,6 +51,13 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
 
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
+    made = drawn(denoiser, rows, model, prompts, settings, alone=alone)
+    return decoded(made, model if vae is None else vae, prompts, denoiser.device)
+
+
+def drawn(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows], settings: Sampling, *,
+          alone: bool = False) -> Drawn:
+    """The latents of `pictures`, on the host: decoding them needs no denoiser."""
     quiet_libraries()  # transformers, too: diffusers imports it with the pipeline
     usual = settings.size or rows.index.usual_size
     with evaluating(denoiser), switched_off(denoiser.model), torch.no_grad():
@@ -60,13 +69,25 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
         for prompt in prompts:
             size = _painted(denoiser, rows, prompt) or _whole(denoiser, (
                 prompt.settings.width or usual[0], prompt.settings.height or usual[1]))
-            made = _denoise(denoiser, pipeline, rows, prompt, size, _settings_of(prompt, settings))
+            made = to_host(facts.restore(_denoise(denoiser, pipeline, rows, prompt, size,
+                                                  _settings_of(prompt, settings))))
             target = [] if prompt.target is None else [rows.latent(prompt.target).float()]
-            shown.append([facts.restore(made)] if alone else [
-                *(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
-        decoded = _decode(model if vae is None else vae, shown, denoiser.device)
-        return [beside(row, row[0 if alone else len(prompt.references)].shape[0])
-                for prompt, row in zip(prompts, decoded, strict=True)]
+            shown.append([made] if alone else [*(_stored(rows, place).float() for place in prompt.references), made,
+                                               *target])
+        return shown
+
+
+@torch.no_grad()
+def decoded(latents: Drawn, model: Model, prompts: Sequence[PromptRows], device: torch.device) -> list[np.ndarray]:
+    """The pictures of what was drawn of `prompts`, those of a prompt side by side. The VAE of `model` is in memory only
+    during this call."""
+    if not latents:
+        return []
+    vae = load_vae(model, torch.float32)
+    module_to_device(vae, device).eval()
+    shown = ([_pixels(decode(vae, to_device(latent, device))) for latent in row] for row in latents)
+    return [beside(row, row[min(len(row) - 1, len(prompt.references))].shape[0])
+            for prompt, row in zip(prompts, shown, strict=True)]
 
 
 def _painted(denoiser: Denoiser, rows: Rows, prompt: PromptRows) -> Size | None:
@@ -211,15 +232,6 @@ def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArra
 def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
     key = draw_key(seed, 0, hashlib.sha256(prompt.encode()).digest(), 0, "sample")
     return philox(key).standard_normal(shape, dtype=np.float32)
-
-
-def _decode(model: Model, latents: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[np.ndarray]]:
-    """Decodes latents one by one, as the VAE makes them; it is in memory only during this call."""
-    if not latents:
-        return []
-    vae = load_vae(model, torch.float32)
-    module_to_device(vae, device).eval()
-    return [[_pixels(decode(vae, to_device(latent, device))) for latent in row] for row in latents]
 
 
 def _pixels(decoded: Tensor) -> np.ndarray:

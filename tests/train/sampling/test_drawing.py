@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from prep.fs.place import Local
 from prep.loader.rows import Rows
-from train import evaluate
+from train import evaluate, sample
 from train.models import denoiser
 from train.runs.directory import read_run
 from train.sample import SampleRequest, show
 from train.sampling.prompts import cached
-from train.sampling.sampler import pictures
+from train.sampling.sampler import decoded, pictures
 from train.show_step import replay
 from train.state import create_state
 
@@ -120,13 +120,16 @@ def test_the_model_is_let_go_when_pictures_are_made_or_fail(make, setup_of, othe
     def broken(*args, **named):
         raise RuntimeError("no picture")
 
+    def lone(*args):
+        assert loaded and [one() for one in loaded] == [None] * len(loaded)
+        return decoded(*args)
+
     def gone(event):
         if event["event"] == "step":
             assert [one() for one in loaded] == [None] * event["step"]
 
     monkeypatch.setattr(evaluate, "load", watched)
-    if fails:
-        monkeypatch.setattr(evaluate, "pictures", broken)
+    monkeypatch.setattr(evaluate, "decoded", broken if fails else lone)
     before = gc.get_threshold()
     gc.set_threshold(0)  # by chance, the collector would find it
     try:
@@ -135,6 +138,30 @@ def test_the_model_is_let_go_when_pictures_are_made_or_fail(make, setup_of, othe
         gc.set_threshold(*before)
     assert len(loaded) == 3 and [one() for one in loaded] == [None] * 3
     assert warnings_of(tmp_path / "run") == ["no sample pictures: RuntimeError: no picture"] * (3 if fails else 0)
+
+
+def test_no_denoiser_is_left_when_the_grid_of_a_command_is_decoded(make, setup_of, tmp_path, monkeypatch):
+    loaded, calls = [], []
+
+    def watched(*args, **named):
+        found = denoiser.load(*args, **named)
+        loaded.append(weakref.ref(found.model))
+        return found
+
+    def lone(latents, *args):
+        gc.collect()
+        calls.append(len(latents))
+        assert loaded and [one() for one in loaded] == [None] * len(loaded)
+        return decoded(latents, *args)
+
+    monkeypatch.setattr(sample, "load", watched)
+    monkeypatch.setattr(sample, "decoded", lone)
+    made = make()
+    for method in ("lora", "full"):
+        folder = tmp_path / method
+        go(setup_of(made, **SETTINGS, method=method), folder)
+        show(SampleRequest(run=Local(folder), which=("before", "after")), CPU, tmp_path / f"{method}.png")
+    assert calls == [4, 4]
 
 
 def test_blocks_in_host_memory_change_no_bit(make, setup_of, other):
