@@ -90,7 +90,9 @@ def embed_captions(vision: VisionModel | None, captions: Iterable[str], memory: 
     if vision is None or vision.reading is None:
         return None
     if note := unread(vision):
-        return EmbeddedCaptions(notices=(note,))
+        return EmbeddedCaptions(notices=(f"note: {note}",))
+    if not memory.trust:  # as on Windows: nothing would be found again
+        return EmbeddedCaptions()
     texts = {text for text in captions if text.strip()}
     lacking = lacking_texts(vision, sorted(texts), memory)
     if not options.dry_run:

@@ -25,6 +25,12 @@ def folder(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("reading") / request.param, request.param, reads=True)
 
 
+@pytest.fixture(autouse=True)
+def own_memory(monkeypatch, tmp_path):
+    """A memory for each test."""
+    monkeypatch.setattr(texts, "MEMORY", ("texts", str(tmp_path)))
+
+
 def opened(folder):
     return open_vision(str(folder), open_facts())
 
@@ -83,8 +89,6 @@ def test_a_row_that_is_not_finite_is_none_and_batches_are_halved(folder, monkeyp
 
     monkeypatch.setattr(text_encoder.TextEncoder, "_forward", tight)
     unseen = [f"{text} again" for text in TEXTS[:4]] + ["x"]
-    monkeypatch.setattr(texts, "MEMORY", ("texts", folder.name))
-    kept = memory()
     texts.embed_texts(model, unseen, kept, device="cpu", progress=silent)
     assert given == [1, 5, 2, 2, 1] and texts.lacking_texts(model, unseen, kept) == ["x"]
     monkeypatch.setattr(text_encoder.TextEncoder, "_forward", lambda *_: 1 / 0)

@@ -34,8 +34,8 @@ def build(folder: Path, kind: str, *, seed: int = 0, reads: bool = False) -> Pat
         model = transformers.SiglipModel(transformers.SiglipConfig(text_config=_TEXT, vision_config=_TOWER))
         processor = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}, resample=2)
     else:
-        model = transformers.CLIPModel(transformers.CLIPConfig(text_config=_TEXT, vision_config=_TOWER,
-                                                               projection_dim=24))
+        model = transformers.CLIPModel(transformers.CLIPConfig(
+            text_config={**_TEXT, "hidden_size": 64}, vision_config=_TOWER, projection_dim=24))
         processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
     for value in model.parameters():  # larger than untrained ones, for which all pictures look alike
         torch.nn.init.normal_(value, std=1.0 if value.ndim > 1 else 0.2)
@@ -82,6 +82,20 @@ def _spiece(folder: Path) -> None:
 def _published(folder: Path, **values: Any) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def teach(folder: Path, pictures: list[np.ndarray[Any, Any]], texts: list[str]) -> None:
+    """Gives a CLIP, which reads, a projection of texts by which each has its picture's embedding: at most 64 texts."""
+    import torch
+    import transformers
+
+    model = transformers.CLIPModel.from_pretrained(folder).eval()
+    wanted, words = library_rows(folder, pictures), transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        read = torch.cat([model.text_model(**words(text, truncation=True, return_tensors="pt")).pooler_output
+                          for text in texts])
+        model.text_projection.weight.copy_(torch.linalg.lstsq(read, torch.from_numpy(wanted)).solution.T)
+    model.save_pretrained(folder)
 
 
 def library_texts(folder: Path, kind: str, texts: list[str]) -> np.ndarray[Any, Any]:

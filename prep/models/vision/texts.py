@@ -58,7 +58,7 @@ def embed_texts(model: VisionModel, texts: Sequence[str], memory: Memory, *, dev
     assert model.reading is not None, "it reads texts"
     with phase(progress, "loading the text half of the vision model"):
         encoder = TextEncoder(model, device=device_names(device)[0])
-    with memory_freed(encoder.batches.device), progress("embedding captions", len(texts), "captions") as tick:
+    with memory_freed(encoder.batches.device), progress("embedding texts", len(texts), "texts") as tick:
         for start in range(0, len(texts), BATCH):
             some = texts[start:start + BATCH]
             for text, row in zip(some, encoder.rows(some), strict=True):
@@ -81,15 +81,15 @@ def remembered_rows(memory: Memory, model: str, texts: Iterable[str], width: int
 
 
 def unread(model: VisionModel) -> str:
-    """The note on a model whose tokenizer needs packages that are not installed; "" if it can read texts, or has no
+    """What to say of a model whose tokenizer needs packages that are not installed; "" if it can read texts, or has no
     half that does."""
     if model.reading is None or model.reading.tokenizer != "SiglipTokenizer":
         return ""
     lacking = [name for name, module in (("sentencepiece", "sentencepiece"), ("protobuf", "google.protobuf"))
                if not _installed(module)]
     return "" if not lacking else (
-        f"note: captions are not compared with their pictures: the tokenizer in {model.folder} needs "
-        f"{' and '.join(lacking)}: pip install 'latentry[siglip]'")
+        f"texts are not compared with pictures: the tokenizer in {model.folder} needs {' and '.join(lacking)}: "
+        "pip install 'latentry[siglip]'")
 
 
 def _installed(module: str) -> bool:
