@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from prep.errors import ModelError, OutOfMemoryError, first_line
@@ -16,9 +17,10 @@ from prep.models.tensors import finite_rows, pick_device, stored
 from prep.models.text.tokenizer import load_tokenizer, without_panics
 from prep.models.vision.encoder import load_half, pooled
 from prep.models.vision.model import COMPUTE, STORED, VisionModel, reading_of
-from prep.models.vision.texts import Rows
 
 # Legend: B texts, D numbers of an embedding.
+
+Row = np.ndarray[Any, np.dtype[np.float16]]  # [D], of length 1
 
 
 class TextEncoder:
@@ -48,13 +50,13 @@ class TextEncoder:
             raise ModelError(f"the model in {model.folder} makes {len(row)} numbers of a text, expected "
                              f"{model.width}, as of a picture", hint="download the model again, or choose another one")
 
-    def rows(self, texts: Sequence[str]) -> list[Rows | None]:
+    def rows(self, texts: Sequence[str]) -> list[Row | None]:
         """One row per text, float16 [D] of length 1; `None` if it is not finite. A batch that does not fit into the
         device's memory is halved. Raises `ModelError`, `OutOfMemoryError`."""
         return self.batches.run(list(texts), self._forward, "a caption")
 
     @torch.inference_mode()
-    def _forward(self, texts: Sequence[str]) -> list[Rows | None]:
+    def _forward(self, texts: Sequence[str]) -> list[Row | None]:
         with without_panics(self._model.folder):
             inputs: Any = self._tokenizer(list(texts), padding=self._model.kind.padding, truncation=True,
                                           max_length=self._reading.tokens, return_tensors="pt")
