@@ -15,7 +15,8 @@ READING = ("siglip", "siglip2", "clip")  # SigLIP 2's have SigLIP's type, and Ge
 _TOWER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
           "image_size": 32, "patch_size": 8}
 _TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-         "vocab_size": 520, "bos_token_id": 512, "eos_token_id": 513, "pad_token_id": 1}
+         "vocab_size": 32, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+_OF_TOKENIZERS = {"vocab_size": 520, "bos_token_id": 512, "eos_token_id": 513, "pad_token_id": 1}
 
 
 def build(folder: Path, kind: str, *, seed: int = 0, reads: bool = False) -> Path:
@@ -26,16 +27,17 @@ def build(folder: Path, kind: str, *, seed: int = 0, reads: bool = False) -> Pat
 
     logging.set_verbosity_error()
     torch.manual_seed(seed)
+    text = _TEXT if not reads else {**_TEXT, **_OF_TOKENIZERS, **({"hidden_size": 64} if kind == "clip" else {})}
     if kind == "dinov2":
         model: Any = transformers.Dinov2Model(transformers.Dinov2Config(
             hidden_size=16, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=32, patch_size=8))
         processor: Any = transformers.BitImageProcessorPil(size={"shortest_edge": 40}, crop_size=32)
     elif kind.startswith("siglip"):
-        model = transformers.SiglipModel(transformers.SiglipConfig(text_config=_TEXT, vision_config=_TOWER))
+        model = transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=_TOWER))
         processor = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}, resample=2)
     else:
-        model = transformers.CLIPModel(transformers.CLIPConfig(
-            text_config={**_TEXT, "hidden_size": 64}, vision_config=_TOWER, projection_dim=24))
+        model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=_TOWER,
+                                                               projection_dim=24))
         processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
     for value in model.parameters():  # larger than untrained ones, for which all pictures look alike
         torch.nn.init.normal_(value, std=1.0 if value.ndim > 1 else 0.2)
