@@ -28,7 +28,7 @@ def folder(request, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_memory(monkeypatch, tmp_path):
     """A memory for each test."""
-    monkeypatch.setattr(texts, "MEMORY", ("texts", str(tmp_path)))
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "own"))
 
 
 def opened(folder):
