@@ -78,11 +78,12 @@ class EmbedReport:
         """A short summary for people; with `every`, it lists every rejected picture."""
         verb = "would make" if self.dry_run else "made"
         texts = self.captions
-        also = "" if texts is None else f"; {verb} {grouped(texts.made)}, reused {grouped(texts.reused)}, of captions"
+        also = "" if texts is None else (f"; {counted(texts.made + texts.reused, 'caption')}: {verb} "
+                                         f"{grouped(texts.made)}, reused {grouped(texts.reused)}")
         lines = [*rejected_lines(self.rejected, every=every),
                  f"{printable(str(self.cache))}: {verb} {counted(self.made, 'embedding')} "
                  f"({format_bytes(self.bytes)}), reused {grouped(self.reused)}, of "
-                 f"{counted(self.pictures, 'picture')}{also} in {seconds:.1f} s"]
+                 f"{counted(self.pictures, 'picture')} in {seconds:.1f} s{also}"]
         if self.unmade:
             lines.append(f"{counted(self.unmade, 'embedding')} could not be made in this run; run the same command "
                          "again")
@@ -127,7 +128,7 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
     with closing(Memo(memo_path(*MEMORY))) as memory:
         done = embed_captions(vision, captions, memory, options, call.progress)
         with call.progress("comparing", len(wanted.pictures), "pictures") as tick:
-            findings = of_pictures(call.recipe, wanted.pictures, rows, there, vision.expected.digest, memory, tick)
+            findings = of_pictures(call.recipe, wanted.pictures, rows, there, vision, memory, tick)
     return _report(call, wanted, planned, outcome.encoded, captions=done, rejected=rejected, findings=findings,
                    notices=outcome.notices, unmade=len(outcome.transient))
 

@@ -83,11 +83,11 @@ class EmbeddedCaptions:
     notices: tuple[str, ...] = ()
 
 
-def embed_captions(vision: VisionModel | None, captions: Iterable[str], memory: Memo, options: EncodeOptions,
+def embed_captions(vision: VisionModel, captions: Iterable[str], memory: Memo, options: EncodeOptions,
                    progress: Progress) -> EmbeddedCaptions | None:
     """Embeds the captions whose rows are not remembered, so that they can be compared with their pictures; `None`: the
     model reads no texts. Raises `ModelError`, `OutOfMemoryError`."""
-    if vision is None or vision.reading is None:
+    if vision.reading is None:
         return None
     if note := unread(vision):
         return EmbeddedCaptions(notices=(f"note: {note}",))

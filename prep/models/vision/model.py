@@ -44,15 +44,16 @@ class Kind:
 
 # As Hugging Face's model cards use them for retrieval: the CLS token of DINOv2 after the last layer norm
 # (`pooler_output`), and what CLIP and SigLIP compare with texts (`get_image_features`). By model_type.
+WITH_TEXTS = "features"  # the `output` of models whose pictures can be compared with texts
 _CLS = Kind(model="Dinov2Model", output="cls", width=("layernorm.weight", 0))
 KINDS: Mapping[str, Kind] = {
     "dinov2": _CLS,
     "dinov2_with_registers": Kind(model="Dinov2WithRegistersModel", output="cls", width=("layernorm.weight", 0)),
-    "clip": Kind(model="CLIPModel", output="features", width=("visual_projection.weight", 0),
+    "clip": Kind(model="CLIPModel", output=WITH_TEXTS, width=("visual_projection.weight", 0),
                  tokenizer="CLIPTokenizer", padding="longest"),
-    # It takes the last of all its tokens, and was trained with texts padded to that: so its processor is used, too
-    # (transformers, docs of SigLIP). Of SigLIP 2, whose models of one size have this type.
-    "siglip": Kind(model="SiglipModel", output="features", width=("vision_model.post_layernorm.weight", 0),
+    # Its embedding is the state of the last token of all that it reads, so texts are padded to these, as in training
+    # (transformers, docs of SigLIP). SigLIP 2's models of one size have this type, too.
+    "siglip": Kind(model="SiglipModel", output=WITH_TEXTS, width=("vision_model.post_layernorm.weight", 0),
                    tokenizer="SiglipTokenizer", padding="max_length"),
 }
 # The class that reads a tokenizer, by the one that its config names, without "Fast": SigLIP 2's files name Gemma's, but
