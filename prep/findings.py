@@ -101,6 +101,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "outlier": ("info", "a picture that resembles none of the set", "look at it; nothing, if intended"),
     "dominant-cluster": ("info", "similar pictures take much of an epoch", "fewer repeats of them, or more others"),
     "uniform-source": ("info", "all pictures of a source resemble one another", "nothing, if it is of one subject"),
+    "caption-misfit": ("info", "a caption fits many random pictures better than its own", "read it beside its picture"),
     "neighbors-limited": ("info", "too many pictures to compare all with all", "nothing"),
     # captions
     "missing-caption": ("warning", "picture without a caption", "write one, make it with prep caption, or choose "

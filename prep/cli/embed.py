@@ -33,8 +33,8 @@ def embed(
     every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Find near-duplicates, outliers and more by an embedding of each picture, before anything is encoded. The
-    embeddings, made by a vision model, stay in the cache."""
+    """Find near-duplicates, outliers and more by an embedding of each picture, before anything is encoded; with SigLIP
+    or CLIP also captions that do not fit. The embeddings, made by a vision model, stay in the cache."""
     from dataclasses import replace
 
     from prep.embedding.run import EmbedCall, run_embed

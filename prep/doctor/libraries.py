@@ -17,6 +17,7 @@ EXTRAS = {
     "bnb": (("bitsandbytes",), "text encoders in 8 and 4 bits, a LoRA's base in NF4, AdamW in 8 bits"),
     "optimizers": (("prodigyopt", "schedulefree", "lion-pytorch"), "Prodigy, schedule-free AdamW, Lion"),
     "kolors": (("sentencepiece",), "captions and sample pictures of Kolors"),
+    "siglip": (("sentencepiece", "protobuf"), "captions compared with their pictures by SigLIP"),
     "gguf": (("gguf",), "models in GGUF files"),
     "tagger": (("onnxruntime",), "prep caption --tagger"),
     "tensorboard": (("tensorboard",), "log.tensorboard"),

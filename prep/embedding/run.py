@@ -18,7 +18,7 @@ from prep.embedding.analysis import of_pictures
 from prep.embedding.rows import embeddings_in
 from prep.embedding.survey import Survey, open_vision, survey
 from prep.encode.engines.job import Outcome, PictureJob
-from prep.encode.execute import heeding, run_here, run_job
+from prep.encode.execute import EmbeddedCaptions, embed_captions, heeding, run_here, run_job
 from prep.encode.options import BATCH, EncodeOptions
 from prep.encode.plan import EncodePlan, plan
 from prep.encode.planned import WantedRows, clean_up, planned_rows
@@ -27,8 +27,10 @@ from prep.encode.report import errors_of
 from prep.errors import EmptyPlanError
 from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, format_bytes, grouped, printable
+from prep.fs.memo import Memo, memo_path
 from prep.fs.place import Place
 from prep.models.device.named import require_device
+from prep.models.vision.texts import MEMORY
 from prep.progress import Progress, silent
 from prep.recipe.schema import Recipe
 from prep.runtime import StopRequest, gc_disabled
@@ -54,6 +56,7 @@ class EmbedReport:
     made: int
     reused: int
     bytes: int  # of the rows that were made
+    captions: EmbeddedCaptions | None  # None: the model reads no texts
     rejected: tuple[Finding, ...]
     findings: tuple[Finding, ...]  # on what resembles what, for information
     notices: tuple[str, ...]
@@ -64,17 +67,23 @@ class EmbedReport:
         """The document of `--json`."""
         return {"format": "latentry/embed", "version": 1, "cache": str(self.cache), "model": self.model,
                 "dry_run": self.dry_run, "pictures": self.pictures, "made": self.made, "reused": self.reused,
-                "bytes": self.bytes, "rejected": [finding.as_json() for finding in self.rejected],
+                "bytes": self.bytes,
+                "captions": None if self.captions is None else {"made": self.captions.made,
+                                                                "reused": self.captions.reused},
+                "rejected": [finding.as_json() for finding in self.rejected],
                 "findings": [finding.as_json() for finding in self.findings],
                 "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
         """A short summary for people; with `every`, it lists every rejected picture."""
         verb = "would make" if self.dry_run else "made"
+        texts = self.captions
+        also = "" if texts is None else (f"; {counted(texts.made + texts.reused, 'caption')}: {verb} "
+                                         f"{grouped(texts.made)}, reused {grouped(texts.reused)}")
         lines = [*rejected_lines(self.rejected, every=every),
                  f"{printable(str(self.cache))}: {verb} {counted(self.made, 'embedding')} "
                  f"({format_bytes(self.bytes)}), reused {grouped(self.reused)}, of "
-                 f"{counted(self.pictures, 'picture')} in {seconds:.1f} s"]
+                 f"{counted(self.pictures, 'picture')} in {seconds:.1f} s{also}"]
         if self.unmade:
             lines.append(f"{counted(self.unmade, 'embedding')} could not be made in this run; run the same command "
                          "again")
@@ -100,11 +109,14 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
                              download=options.download and not options.dry_run)
         wanted = survey(call.recipe, vision, facts, jobs=options.jobs, progress=call.progress)
         _require_pictures(call.recipe, wanted)
+        captions = [caption for picture in wanted.pictures for caption in picture.captions]
         if options.dry_run:
             cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
             planned = plan(wanted, cache, shard_bytes=options.shard_bytes, retry=options.retry_rejects, store=False)
             failed = () if options.retry_rejects else _rejected(wanted, planned.ledger)
-            return _report(call, wanted, planned, planned.missing, rejected=failed)
+            with closing(Memo(memo_path(*MEMORY))) as memory:
+                would = embed_captions(vision, captions, memory, options, call.progress)
+            return _report(call, wanted, planned, planned.missing, captions=would, rejected=failed)
         cache = open_to_encode(call.cache, create=True)
         clean_up(cache)
         with planned_rows(WantedRows(wanted, options, call.progress), cache) as planned:
@@ -113,9 +125,11 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
                 remove_plan(cache, planned.digest)
             rejected = (*_rejected(wanted, load_ledger(cache)), *outcome.transient)
             rows, there = embeddings_in(cache, wanted)
-    with call.progress("comparing", len(wanted.pictures), "pictures") as tick:
-        findings = of_pictures(call.recipe, wanted.pictures, rows, there, tick)
-    return _report(call, wanted, planned, outcome.encoded, rejected=rejected, findings=findings,
+    with closing(Memo(memo_path(*MEMORY))) as memory:
+        done = embed_captions(vision, captions, memory, options, call.progress)
+        with call.progress("comparing", len(wanted.pictures), "pictures") as tick:
+            findings = of_pictures(call.recipe, wanted.pictures, rows, there, vision, memory, tick)
+    return _report(call, wanted, planned, outcome.encoded, captions=done, rejected=rejected, findings=findings,
                    notices=outcome.notices, unmade=len(outcome.transient))
 
 
@@ -130,13 +144,15 @@ def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, sto
 
 
 def _report(call: EmbedCall, wanted: Survey, planned: EncodePlan, made: Mapping[str, int], *,
-            rejected: tuple[Finding, ...], findings: tuple[Finding, ...] = (), notices: tuple[str, ...] = (),
-            unmade: int = 0) -> EmbedReport:
+            captions: EmbeddedCaptions | None, rejected: tuple[Finding, ...], findings: tuple[Finding, ...] = (),
+            notices: tuple[str, ...] = (), unmade: int = 0) -> EmbedReport:
     count = made.get("embedding", 0)
     return EmbedReport(cache=call.cache, model=call.recipe.embed, pictures=len(wanted.pictures), made=count,
                        reused=planned.reused.get("embedding", 0), bytes=count * wanted.row_bytes("embedding", ""),
                        rejected=(*errors_of(wanted.findings), *rejected), findings=findings,
-                       notices=(*call.recipe.notes, *notices), dry_run=call.options.dry_run, unmade=unmade)
+                       captions=captions,
+                       notices=(*call.recipe.notes, *notices, *(captions.notices if captions is not None else ())),
+                       dry_run=call.options.dry_run, unmade=unmade)
 
 
 def _rejected(wanted: Survey, ledger: Ledger) -> tuple[Finding, ...]:

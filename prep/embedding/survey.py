@@ -38,6 +38,7 @@ class EmbeddedPicture:
     size: Size  # pixels, after orientation
     picture: str  # SHA-256 of its file
     key: str
+    captions: tuple[str, ...]  # each that training may see
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def survey(recipe: Recipe, vision: VisionModel, facts: Memo, *, jobs: int, progr
                                    picture=seat.item.picture, size=seat.item.size, bucket=seat.bucket, views=(),
                                    texts=(), embedding=target.key))
                 yield EmbeddedPicture(item.label, item.name, item.source, seat.role, seat.item.size, seat.item.picture,
-                                      target.key)
+                                      target.key, tuple(caption for caption, _ in seat.item.captions))
 
         seen = tuple(pictures())
     targets = Targets(samples=samples, labels=tuple(picture.label for picture in seen), prompts=(), unconditional="",

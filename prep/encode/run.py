@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 from prep.cache.ledger.ledger import load_ledger
@@ -9,7 +10,7 @@ from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.dry_run import report_dry_run
 from prep.encode.engines.job import Outcome
-from prep.encode.execute import heeding, run_tasks
+from prep.encode.execute import embed_captions, heeding, run_tasks
 from prep.encode.manifest.assemble import assemble_manifest
 from prep.encode.manifest.rejected import rejected_so_far
 from prep.encode.manifest.replaced import Replaced
@@ -19,8 +20,10 @@ from prep.encode.prepare import EncodeCall, Prepared, begin, complete
 from prep.encode.report import EncodeReport, part_report, report_of
 from prep.encode.unchanged import note_unchanged, repeat_unchanged
 from prep.errors import UsageError
+from prep.fs.memo import Memo, memo_path
 from prep.maintenance.recheck import recheck
 from prep.models.device.named import require_device
+from prep.models.vision.texts import MEMORY
 from prep.parse import Unparsed
 from prep.progress import phase
 from prep.runtime import StopRequest, gc_disabled
@@ -64,11 +67,25 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     wanted = WantedRows(ready.resolved, call.options, call.progress, call.part)
     with planned_rows(wanted, cache) as planned:
         outcome = run_tasks(ready, planned, cache, stop)
+        if call.part is None and call.ray is None:
+            outcome = replace(outcome, notices=(*outcome.notices, *_embed_captions(ready)))
         report = (write_manifest(ready, cache, planned, outcome) if call.part is None else
                   part_report(call.output, ready.resolved, planned, outcome, call.part,
                               rejected_so_far(ready.resolved, load_ledger(cache))))
     begun.facts.save()
     return replace(report, truncated=ready.truncated)
+
+
+def _embed_captions(ready: Prepared) -> tuple[str, ...]:
+    """Embeds captions, if their pictures are; what is to be said of that. Before the manifest is written: a run that is
+    interrupted here is planned again."""
+    vision = ready.resolved.vision
+    if vision is None or vision.reading is None:
+        return ()
+    captions = (text.caption for sample in ready.resolved.targets.samples for text in sample.texts if text.weight)
+    with closing(Memo(memo_path(*MEMORY))) as memory:
+        done = embed_captions(vision, captions, memory, ready.call.options, ready.call.progress)
+    return () if done is None else done.notices
 
 
 def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:

@@ -19,7 +19,7 @@ from prep.fs.remote.copies import EARLIER, mirror
 from prep.fs.user_cache import user_cache, why_not_private
 
 KINDS = {"files": "digests, sizes and captions of files", "scan": "results of scans", "tars": "listings of tars",
-         "captions": "what models said about pictures",
+         "captions": "what models said about pictures", "texts": "embeddings of captions",
          "earlier": "files of earlier versions"}
 _EARLIER = re.compile(r"scan\.sqlite(-journal)?")  # in the user's cache directory; the next pattern is for tars/ there
 _EARLIER_TAR = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{16}\.partial")

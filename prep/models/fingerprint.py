@@ -170,7 +170,7 @@ def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
     may be that of a processor.
     """
     encoders = {name: digest_weighted(found, file_digest) for name, found in files.encoders.items()}
-    tokenizers = {name: _tokenizer(found) for name, found in files.tokenizers.items()}
+    tokenizers = {name: digest_tokenizer(found) for name, found in files.tokenizers.items()}
     first = {"kind": "text", "parts": encoders.pop("text_encoder"), "tokenizer": tokenizers.pop(next(iter(tokenizers)))}
     more = sorted([name, digests] for name, digests in {**encoders, **tokenizers}.items())
     return digest_json({**first, "more": more} if more else first)
@@ -201,7 +201,8 @@ def bytes_of(components: Iterable[ComponentFiles]) -> int:
     return sum(_size(path, part) for files in components for part in [_part_of(files)] for path in files.weights)
 
 
-def _tokenizer(files: ComponentFiles) -> list[list[str]]:
+def digest_tokenizer(files: ComponentFiles) -> list[list[str]]:
+    """Names and digests of a tokenizer's files."""
     config = {key: value for key, value in files.config.items() if key not in _TOKENIZER_NOISE}
     return [[name, digest_public(config) if name == "tokenizer_config.json" else digest_bytes(data)]
             for name, data in files.small.items()]

@@ -352,3 +352,14 @@ def single_model_files(folder: Path) -> ComponentFiles:
     check_numbers(configs["config.json"], folder / "config.json", tensors)
     return ComponentFiles(folder=folder, config=configs["config.json"], small=small | index, weights=weights,
                           usual_name=usual_name, tensors=tensors)
+
+
+def single_tokenizer_files(files: ComponentFiles) -> ComponentFiles | None:
+    """The files of the tokenizer beside a model that lies alone; `None` if it has none. Raises `ModelError`."""
+    known, vocabularies, _ = _USUAL_FILES
+    small = {name: files.small[name] for name in known if name in files.small}
+    if "tokenizer_config.json" not in small or not any(vocabulary <= set(small) for vocabulary in vocabularies):
+        return None
+    config = parse_config(small["tokenizer_config.json"], files.folder / "tokenizer_config.json")
+    refuse_redirection(config, files.folder / "tokenizer_config.json")
+    return ComponentFiles(folder=files.folder, config=config, small=small, weights=())

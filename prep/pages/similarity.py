@@ -160,8 +160,8 @@ def _sections(found: Analysis, drawn: int) -> dict[str, Section]:
 
 def _head(found: Analysis, what: str) -> Head:
     counts = [sum(each.code == code for each in found.findings)
-              for code in ("semantic-duplicate", "validation-leak", "outlier")]
-    labels = ("near-duplicates", "held-out look-alikes", "outliers")
+              for code in ("semantic-duplicate", "validation-leak", "outlier", "caption-misfit")]
+    labels = ("near-duplicates", "held-out look-alikes", "outliers", "captions that do not fit")
     return Head(
         kind="What is in the set", what=what, part=None,
         usable=f"{plural(len(found.findings), 'finding')}, for your information" if found.findings else

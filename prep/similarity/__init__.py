@@ -1,1 +1,1 @@
-"""What embeddings say of a set of pictures: look-alikes, outliers, clusters, leaks."""
+"""What embeddings say of a set of pictures: look-alikes, outliers, clusters, leaks, captions that do not fit."""

@@ -6,13 +6,14 @@ Results do not depend on the order in which pictures come: they are numbered by 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prep.batching.split import ROLES
 from prep.findings import Finding, finding
-from prep.formatting import grouped
+from prep.formatting import grouped, printable
+from prep.similarity.captions import Captions, Misfit, misfits
 from prep.similarity.clusters import Clusters, clusters, usual_count
 from prep.similarity.duplicates import Resemblance, leaks, resemblances, threshold
 from prep.similarity.neighbors import LIMIT, Neighbors, Tick, neighbors
@@ -29,6 +30,7 @@ from prep.similarity.shares import (
 )
 from prep.similarity.vectors import Halves, Integers, Vectors, vectors_of
 
+SHOWN = 80  # characters of a caption in a finding
 EXAMPLES = 11  # pictures of a cluster, beside its medoid
 
 
@@ -55,13 +57,13 @@ class Analysis:
 
 
 def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions, *, copies: Collection[str] = (),
-           tick: Tick = lambda _: None) -> Analysis:
+           captions: Captions | None = None, tick: Tick = lambda _: None) -> Analysis:
     """Analyzes `pictures` with their embeddings `rows`, [N, D] float16 of length 1; those without one are left out
     before. Each file is given once, also where a recipe has it in several resolutions.
 
-    `copies`: names of pictures that a scan already calls copies of others, which are not named again. `tick` is called
-    with numbers of pictures that are compared with all others, nearly all of the work. Takes at most 256 MiB beside the
-    rows.
+    `copies`: names of pictures that a scan already calls copies of others, which are not named again. `captions`: those
+    of the pictures, in the same space, if the model has such. `tick` is called with numbers of pictures that are
+    compared with all others, nearly all of the work. Takes at most 256 MiB beside the rows.
     """
     assert len({picture.name for picture in pictures}) == len(pictures) == len(rows)
     order = sorted(range(len(pictures)), key=lambda number: rank(pictures[number].name, pictures[number].size))
@@ -75,6 +77,9 @@ def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOption
     records, spreads = cluster_records(ranked, found, EXAMPLES), source_spreads(ranked, found)
     findings = [*_limit_findings(len(ranked), len(found)), *_resemblance_findings(ranked, alike, leaked, copies),
                 *_outlier_findings(ranked, near, far, median), *share_findings(records, spreads, options.dominance)]
+    if captions is not None:
+        own = replace(captions, of=[captions.of[number] for number in order])
+        findings += _caption_findings(ranked, own, *misfits(vectors, own, options.misfit))
     return Analysis(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records,
                     sources=spreads, look_alikes=_look_alikes(ranked, alike),
                     findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
@@ -145,6 +150,17 @@ def _outlier_findings(pictures: Sequence[Picture], near: Neighbors, far: Integer
         yield finding(pictures[number].name, "outlier", f"mean cosine {means[number]:.2f} with its {count} nearest "
                       f"pictures, the median of all is {median:.2f}"
                       + (f"; the nearest is {pictures[nearest].name}" if nearest >= 0 else ""))
+
+
+def _caption_findings(pictures: Sequence[Picture], captions: Captions, found: Sequence[Misfit], usual: float | None
+                      ) -> Iterator[Finding]:
+    for each in found:
+        text = captions.texts[each.caption]
+        yield finding(pictures[each.picture].name, "caption-misfit", f"{each.nearer:.0%} of random pictures are nearer "
+                      f"to its caption '{printable(text if len(text) <= SHOWN else f'{text[:SHOWN - 1]}…')}'")
+    if usual is not None:
+        yield finding(".", "caption-misfit", f"{usual:.0%} of random pictures are nearer to half of the captions than "
+                      "their own pictures: these captions say much the same of all, or are those of other pictures")
 
 
 def _limit_findings(count: int, parts: int) -> Iterator[Finding]:

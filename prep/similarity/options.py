@@ -9,7 +9,7 @@ from prep.setting import setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarityOptions:
-    """What counts as alike, far and too much; no row depends on it. Sources of the numbers: the functions
+    """What counts as alike, far, too much and not fitting; no row depends on it. Sources of the numbers: the functions
     that take them."""
 
     near: float = setting(0.9, high=1.0, help="how alike near-duplicates are: 0 is the mean cosine of two pictures of "
@@ -23,3 +23,5 @@ class SimilarityOptions:
                             derived="about the square root of half of the pictures, at most 64")
     dominance: float = setting(4.0, low=1.0, high=1000.0, help="times an equal share of an epoch, from which a cluster "
                                                                "takes too much")
+    misfit: float = setting(0.25, high=1.0, help="part of random pictures that are nearer to a caption than its own, "
+                                                 "from which it does not fit")

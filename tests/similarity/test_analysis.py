@@ -13,10 +13,12 @@ from prep.findings import CODES
 from prep.setting import check_values
 from prep.similarity import analysis
 from prep.similarity.analysis import analyze
+from prep.similarity.captions import Captions, fits
 from prep.similarity.duplicates import ALWAYS, threshold
 from prep.similarity.options import SimilarityOptions
 from prep.similarity.outliers import outliers
 from prep.similarity.shares import Picture
+from prep.similarity.vectors import vectors_of
 
 WIDTH = 48
 OPTIONS = SimilarityOptions()
@@ -127,18 +129,93 @@ def test_shares_count_repeats_and_sources():
     assert len(found.clusters[0].examples) == 11 and found.clusters[0].medoid not in found.clusters[0].examples
 
 
+def set_of(count, *, seed=0, shared=0.0, specific=1.0, apart=1.0):
+    """Rows of pictures and captions: both have a direction of their own, `apart`, as CLIP's and SigLIP's do; `shared`
+    is what all pictures show, `specific` how much a caption says of its own."""
+    rng = np.random.default_rng(seed)
+    ways = rng.normal(size=(3, WIDTH)) / np.sqrt(WIDTH)
+    shown, noise = (rng.normal(size=(count, WIDTH)) / np.sqrt(WIDTH) for _ in range(2))
+    return (half(apart * ways[0] + shared * ways[2] + shown),
+            half(apart * ways[1] + shared * ways[2] + specific * shown + 0.5 * noise))
+
+
+def captions_of(texts, of=None):
+    return Captions(texts=[f"caption {number}" for number in range(len(texts))], rows=texts,
+                    of=[[number] for number in range(len(texts))] if of is None else of)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0, 4.0], ids=["one space", "CLIP's gap", "a wide gap"])
+@pytest.mark.parametrize(("count", "shared"), [(30, 2.0), (60, 0.0), (300, 2.0), (300, 0.0)])
+def test_planted_misfits_are_named_and_hardly_others_whatever_the_model(count, shared, apart):
+    hits = wrong = 0
+    for seed in range(8):
+        rows, texts = set_of(count, seed=seed, shared=shared, apart=apart)
+        texts[[4, 11, 20]] = texts[[11, 20, 4]]
+        found = analyze(pictures_of(count), rows, OPTIONS, captions=captions_of(texts))
+        named = {path for path, _ in said(found, "caption-misfit")}
+        planted = {f"photos/{number:03}.jpg" for number in (4, 11, 20)}
+        hits, wrong = hits + len(named & planted), wrong + len(named - planted)
+    assert hits >= 0.6 * 24 and wrong <= 0.02 * 8 * count, (hits, wrong)  # a quarter of them fit by chance
+
+
+def test_captions_that_say_little_are_not_named_and_captions_of_others_are_said_once():
+    for count in (24, 60, 300):
+        rows, texts = set_of(count, shared=2.0, specific=0.15)
+        vague = said(analyze(pictures_of(count), rows, OPTIONS, captions=captions_of(texts)), "caption-misfit")
+        assert len(vague) <= 0.06 * count
+        rows, texts = set_of(count)
+        found = analyze(pictures_of(count), rows, OPTIONS, captions=captions_of(np.roll(texts, 1, axis=0)))
+        ((path, detail),) = [(each.path, each.detail) for each in found.findings if each.code == "caption-misfit"]
+        assert path == "." and detail.endswith("% of random pictures are nearer to half of the captions than their own "
+                                               "pictures: these captions say much the same of all, or are those of "
+                                               "other pictures")
+        assert not said(analyze(pictures_of(20), rows[:20], OPTIONS, captions=captions_of(
+            np.roll(texts[:20], 1, axis=0))), "caption-misfit")  # too few others
+    same = half(np.ones((60, WIDTH)))
+    assert not said(analyze(pictures_of(60), half(np.ones((60, WIDTH))), OPTIONS, captions=captions_of(
+        set_of(60)[1])), "caption-misfit")
+    assert not said(analyze(pictures_of(60), set_of(60)[0], OPTIONS, captions=captions_of(same)), "caption-misfit")
+
+
+def test_of_several_captions_the_worst_is_named_and_shared_ones_are_of_all():
+    rows, texts = set_of(60)
+    every, own = np.concatenate([texts, texts[[30]]]), [[number] for number in range(60)]
+    own[4], own[7], own[9] = [4, 60], [7], []
+    every[60] = half(-rows[[4]].astype(float) + 0.1)[0]  # the opposite of what it shows
+    for number in range(12, 20):
+        own[number] = [12]  # one caption of many
+    captions = captions_of(every, own)
+    found = analyze(pictures_of(60), rows, OPTIONS, captions=captions)
+    (detail,) = [each.detail for each in found.findings if each.path == "photos/004.jpg"]
+    assert detail.endswith("% of random pictures are nearer to its caption 'caption 60'")
+    assert "photos/009.jpg" not in {path for path, _ in said(found, "caption-misfit")}
+    whose = np.array([picture for picture, each in enumerate(own) for _ in each])
+    which = np.array([caption for each in own for caption in each])
+    nearer, lead = fits(vectors_of(rows), vectors_of(every), whose, which)
+    pictures, words = rows.astype(float), every.astype(float)
+    scores = (pictures @ (words - words.mean(axis=0)).T) / np.linalg.norm(pictures, axis=1, keepdims=True)
+    for place in range(len(which)):
+        others = [one for one in range(60) if which[place] not in own[one]]
+        against, mine = scores[others, which[place]], scores[whose[place], which[place]]
+        assert nearer[place] == pytest.approx((against > mine).mean())
+        spread = 1.4826 * np.median(np.abs(against - np.median(against)))
+        assert lead[place] == pytest.approx((mine - np.median(against)) / spread, abs=1e-2)
+
+
 @settings(max_examples=25)
-@given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3).filter(any), min_size=1, max_size=20), st.randoms(), st.data())
+@given(st.lists(st.tuples(*[st.integers(-2, 2)] * 3).filter(any), min_size=1, max_size=40), st.randoms(), st.data())
 def test_an_analysis_does_not_depend_on_the_order_of_pictures(directions, random, data):
     roles, repeats = st.sampled_from(["train", "validation", "prior"]), st.integers(1, 3)
     pictures = [Picture(name=f"{number}.png", size=data.draw(st.sampled_from([(9, 9), (8, 8)])), role=data.draw(roles),
                         source=data.draw(st.sampled_from("ab")), repeats=data.draw(repeats))
                 for number in range(len(directions))]
     rows, order = half(directions), list(range(len(directions)))
+    own = captions_of(half([each[::-1] for each in directions]))
     random.shuffle(order)
     options, ticked = SimilarityOptions(neighbors=2, clusters=3), []
-    found = analyze(pictures, rows, options, tick=ticked.append)
-    assert analyze([pictures[one] for one in order], rows[order], options) == found
+    found = analyze(pictures, rows, options, captions=own, tick=ticked.append)
+    assert analyze([pictures[one] for one in order], rows[order], options,
+                   captions=replace(own, of=[own.of[one] for one in order])) == found
     assert sum(ticked) == len(pictures)
 
 
@@ -156,7 +233,7 @@ def test_more_pictures_than_the_limit_are_compared_within_clusters(monkeypatch):
 
 
 def test_nothing_is_an_error_and_settings_are_bounded():
-    codes = ("semantic-duplicate", "validation-leak", "outlier", "dominant-cluster", "uniform-source",
+    codes = ("semantic-duplicate", "validation-leak", "outlier", "dominant-cluster", "uniform-source", "caption-misfit",
              "neighbors-limited")
     assert {CODES[code][0] for code in codes} == {"info"}
     check_values(OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ import numpy as np
 import torch
 
 from prep.batching.split import ROLES
-from prep.embedding.rows import embeddings_of
+from prep.embedding.rows import Rows, embeddings_of
 from prep.errors import CacheError, ConfigError, ModelError, PathError
 from prep.formatting import printable
+from prep.fs.memo import Memo, memo_path
 from prep.manifest.document import Manifest
 from prep.manifest.opened import open_manifest
 from prep.models.fingerprint import bytes_of, ticking
 from prep.models.vision.model import EXAMPLES, VisionModel, vision_files, vision_model
+from prep.models.vision.texts import MEMORY, embed_texts, lacking_texts, remembered_rows, unread
 from prep.parse import alpha_setting, color_below
 from prep.progress import BackgroundTotal, Progress, silent
 from prep.runs.events import NAME as LOG
 from prep.runs.events import read_events
 from prep.runs.history import read_history
+from prep.similarity.vectors import Integers
 from train.models.base import remembered_digests
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import Run, read_run
@@ -31,7 +35,7 @@ from train.sample import SampleRequest, checked_setup, other_base, overridden, p
 from train.sampling.prompts import PromptRows
 from train.selection.drawn import Column, aside, column, draw, embed, no_prompt, rows_of, seeded
 from train.selection.kept import NAME, Kept
-from train.selection.scores import NEAREST, Candidate, Collection, Proposal, drift, likeness, propose
+from train.selection.scores import NEAREST, Candidate, Collection, Proposal, drift, likeness, prompt_fit, propose
 from train.setup import Setup
 
 AGAIN = "prep encode SOURCE --embed MODEL, or set model in [embed] of the recipe, and run prep encode again"
@@ -84,14 +88,14 @@ class Evaluation:
     def as_text(self) -> str:
         """A table for people, with the copies and the proposal below."""
         lines = [f"{'checkpoint':16}  {'held-out':>8}  {'training':>8}  {'nearest':>8}  {'copies':>6}  {'drift':>7}  "
-                 f"{'validation':>10}"]
+                 f"{'validation':>10}  {'prompt fit':>10}"]
         for each in self.candidates:
             scores = _scores(each)
-            held_out, training, nearest, drifted, loss = (
+            held_out, training, nearest, drifted, loss, fit = (
                 "-" if scores[name] is None else f"{scores[name]:.4f}"
-                for name in ("held_out", "training", "nearest", "drift", "validation"))
+                for name in ("held_out", "training", "nearest", "drift", "validation", "prompt_fit"))
             lines.append(f"{each.name:16}  {held_out:>8}  {training:>8}  {nearest:>8}  {len(each.likeness.copies):6}  "
-                         f"{drifted:>7}  {loss:>10}")
+                         f"{drifted:>7}  {loss:>10}  {fit:>10}")
         drawn = self.columns[0].prompts
         lines += [f"{each.name}: '{printable(drawn[copy.drawn].prompt)}', seed {drawn[copy.drawn].settings.seed}, is "
                   f"nearly {printable(copy.name)} (cosine {copy.cosine:.4f})"
@@ -103,7 +107,7 @@ def _scores(each: Candidate) -> dict[str, float | None]:
     like = each.likeness
     numbers = {"held_out": None if like.held_out_P is None else float(like.held_out_P.mean()),
                "training": float(like.training_P.mean()), "nearest": like.nearest, "drift": each.drift,
-               "validation": each.validation}
+               "validation": each.validation, "prompt_fit": each.fit}
     return {name: None if value is None else round(value, 6) for name, value in numbers.items()}
 
 
@@ -133,24 +137,42 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     drawn = draw(every, kept, vision.expected.digest, device, progress)
     embed([key for each in every for key in each.keys], kept, vision, device, progress)
     least = collection.least
-    candidates = tuple(_candidates(run, collection, least, columns, base, len(about), kept, vision.expected.digest))
+    fitting = _prompt_rows([each.prompt for each in about], vision, device, progress)
+    candidates = tuple(_candidates(run, collection, least, columns, base, len(about), kept, vision.expected.digest,
+                                   fitting))
     others = dict.fromkeys(text for start, setup in zip(starts, setups, strict=True)
                            for text in other_base(setup, start.state.base, start.folder.name))
     return Evaluation(run=run, vision=vision, collection=collection, least=least, candidates=candidates,
                       proposal=propose(candidates), columns=tuple(columns), base=base, kept=kept, prompts=len(about),
-                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others))
+                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *filter(None, [unread(vision)])))
 
 
 def _candidates(run: Run, collection: Collection, least: float, columns: Sequence[Column], base: Column | None,
-                about: int, kept: Kept, vision: str) -> Iterator[Candidate]:
-    """The checkpoints with their scores; the first `about` pictures of each are those of prompts."""
+                about: int, kept: Kept, vision: str, fitting: tuple[Integers, Rows] | None) -> Iterator[Candidate]:
+    """The checkpoints with their scores; the first `about` pictures of each are those of prompts. `fitting`: as
+    `_prompt_rows` returns it."""
     losses = dict(read_history(read_events(run.folder / LOG)).held_out)
     apart = None if base is None else rows_of(base.keys, kept, vision)
     for each in columns:
         assert each.start is not None, "the base model is no candidate"
         rows, step = rows_of(each.keys, kept, vision), each.start.state.step
         yield Candidate(name=each.start.folder.name, step=step, likeness=likeness(collection, rows[:about], least),
-                        drift=None if apart is None else drift(apart, rows[about:]), validation=losses.get(step))
+                        drift=None if apart is None else drift(apart, rows[about:]), validation=losses.get(step),
+                        fit=None if fitting is None else prompt_fit(rows[fitting[0]], fitting[1]))
+
+
+def _prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.device, progress: Progress
+                 ) -> tuple[Integers, Rows] | None:
+    """(the places of prompts that have an embedding, these); `None` if the model reads no texts, or none of these.
+    Raises `ModelError`, `OutOfMemoryError`."""
+    if vision.reading is None or unread(vision):
+        return None
+    with closing(Memo(memo_path(*MEMORY))) as memory:
+        embed_texts(vision, lacking_texts(vision, prompts, memory), memory, device=str(device), progress=progress)
+        texts, rows = remembered_rows(memory, vision.expected.digest, prompts, vision.width)
+    numbers = {text: number for number, text in enumerate(texts)}
+    places = np.array([place for place, prompt in enumerate(prompts) if prompt in numbers], np.int64)
+    return (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
 
 
 def _starts(run: Run, every: int) -> list[Start]:

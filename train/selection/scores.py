@@ -77,6 +77,7 @@ class Candidate:
     likeness: Likeness
     drift: float | None  # None: not known
     validation: float | None  # loss at its step; None: the log has none
+    fit: float | None  # of its pictures and their prompts; None: the vision model reads no texts
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -118,6 +119,14 @@ def drift(base_ND: Rows, drawn_ND: Rows) -> float | None:
         return None
     pairs = vectors_of(np.concatenate([base_ND, drawn_ND])).cosines(_numbers(0, count), _numbers(count, 2 * count))
     return float((1 - pairs).mean() / apart)
+
+
+def prompt_fit(drawn_PD: Rows, prompts_PD: Rows) -> float:
+    """How well pictures fit the prompts that they were drawn from: the mean cosine of the pairs. That is the measure of
+    CLIPScore (Hessel et al. 2021), 2.5 max(cosine, 0), without its factor, which is for CLIP's cosines alone."""
+    count = len(drawn_PD)
+    pairs = vectors_of(np.concatenate([drawn_PD, prompts_PD])).cosines(_numbers(0, count), _numbers(count, 2 * count))
+    return float(pairs.mean())
 
 
 def propose(candidates: Sequence[Candidate]) -> Proposal:

@@ -32,6 +32,8 @@ MOST_ADDED = 1000  # tokens of its own, to each text
 # Of components that are a pipeline's only tokenizer: the class of the one inside.
 PROCESSORS: Mapping[str, str] = {"AutoProcessor": "AutoTokenizer", "PixtralProcessor": "AutoTokenizer",
                                 "Qwen3VLProcessor": "Qwen2Tokenizer"}
+# Classes whose vocabulary sentencepiece reads in this process, and its file, unless that is `VOCABULARY`.
+SENTENCEPIECE: Mapping[str, str] = {"SiglipTokenizer": "spiece.model"}
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
@@ -42,7 +44,8 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
     """
     kind = imported((files.kind[0] or "transformers", PROCESSORS.get(class_name, class_name)))
     try:
-        trial = Trial(files) if _needs_trial(kind, files) else None
+        vocabulary = SENTENCEPIECE.get(class_name, VOCABULARY)
+        trial = Trial(files, vocabulary) if vocabulary in files.small or _needs_trial(kind, files) else None
         if trial is not None:
             trial.ask(["", *strings_in(files.config)])  # tokens are normalized while it is loaded
         with staged(files) as folder, without_panics(files.folder):
@@ -76,8 +79,6 @@ def _without_chance(tokenizer: Any) -> None:
 
 def _needs_trial(kind: type[Any], files: ComponentFiles) -> bool:
     """Whether a tokenizer of class `kind` treats texts as its file says."""
-    if VOCABULARY in files.small:
-        return True
     fast = transformers.PreTrainedTokenizerFast
     plain = kind is fast or not issubclass(kind, fast)
     data = files.small.get(NAME, b"")

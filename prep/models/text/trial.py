@@ -6,8 +6,9 @@ these parts in a worker, within limits of time and memory, before it goes to the
 
 Most classes of transformers make these parts themselves, and read just the vocabulary: their texts need no trial.
 
-ChatGLM's tokenizer.model normalizes texts, too. sentencepiece reads it, in C++, and files made for that end its process
-in release 0.2.1 (google/sentencepiece 1263, 1269). So a worker reads it first, and splits each text.
+ChatGLM's tokenizer.model and SigLIP's spiece.model normalize texts, too. sentencepiece reads them, in C++, and files
+made for that end its process in release 0.2.1 (google/sentencepiece 1263, 1269). So a worker reads such a file first,
+and splits each text.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ HINT = f"take the {NAME} of the model's authors"
 class Trial:
     """The trial of texts for one tokenizer; `ask` raises `ModelError` for one that takes too long or too much."""
 
-    def __init__(self, files: ComponentFiles) -> None:
-        """Raises `Unparsed` for a tokenizer.json that is no JSON."""
-        self._folder, whole = files.folder, files.small.get(VOCABULARY)
-        self._hint = HINT if whole is None else HINT.replace(NAME, VOCABULARY)
+    def __init__(self, files: ComponentFiles, vocabulary: str = VOCABULARY) -> None:
+        """`vocabulary`: the name of the file that sentencepiece reads, if there is one. Raises `Unparsed` for a
+        tokenizer.json that is no JSON."""
+        self._folder, whole = files.folder, files.small.get(vocabulary)
+        self._hint = HINT if whole is None else HINT.replace(NAME, vocabulary)
         self._parts = (_parts_of(files.small[NAME]), b"") if whole is None else ("", whole)
         self._pool = WorkerPool(SERVICE, most=1)
         weakref.finalize(self, self._pool.close)

@@ -32,7 +32,7 @@ class VisionEncoder:
         quiet_transformers()
         self._model, self._device = model, pick_device(device)
         self.batches = FittingBatches(self._device, COMPUTE)
-        self._tower = move(_load(model), self._device, "the vision model", COMPUTE)
+        self._tower = move(load_half(model, without="text_model"), self._device, "the vision model", COMPUTE)
         how, shape = model.preparation, (1, 3, 1, 1)
         self._mean_1311, self._std_1311 = (torch.tensor(values, device=self._device).reshape(shape)
                                            for values in (how.mean, how.std))
@@ -66,18 +66,23 @@ class VisionEncoder:
 
 def _outputs(tower: Any, output: str, image_B3HW: torch.Tensor) -> torch.Tensor:
     """What of a model is the embedding of pictures, [B, D]."""
-    made = tower(pixel_values=image_B3HW) if output == "cls" else tower.get_image_features(pixel_values=image_B3HW)
+    return pooled(tower(pixel_values=image_B3HW) if output == "cls" else
+                  tower.get_image_features(pixel_values=image_B3HW))
+
+
+def pooled(made: Any) -> torch.Tensor:
+    """The row for each item, [B, D], of what a model returns."""
     found: torch.Tensor = made if isinstance(made, torch.Tensor) else made.pooler_output
     return found
 
 
-def _load(model: VisionModel) -> Any:
-    """The model in memory, without what reads texts. Raises `ModelError`, `OutOfMemoryError`."""
+def load_half(model: VisionModel, *, without: str) -> Any:
+    """The model in memory, `without` what reads texts, or pictures. Raises `ModelError`, `OutOfMemoryError`."""
     files = single_model_files(model.folder)
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): DTYPES[COMPUTE]}
     loaded = load_transformers(getattr(transformers, model.kind.model), files, "vision model", trust_remote_code=False,
                                **options)
     model.expected.require(vision_fingerprint(files, model.expected.file_digest), f"the model in {model.folder}")
-    if hasattr(loaded, "text_model"):
-        del loaded.text_model  # CLIP's other half
+    if hasattr(loaded, without):
+        delattr(loaded, without)
     return loaded.eval().requires_grad_(False)

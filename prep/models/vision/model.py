@@ -1,4 +1,5 @@
-"""A vision model whose embeddings of pictures are stored: DINOv2, SigLIP, CLIP; its files, and how it sees a picture.
+"""A vision model whose embeddings of pictures are stored: DINOv2, SigLIP, CLIP; its files, and how it sees a picture or
+reads a text.
 
 A picture is prepared as the library's own processors do by Pillow: scaled, its center cut out, normalized. It is done
 here, since which of two ways the library takes depends on whether torchvision is installed, and they differ.
@@ -17,9 +18,9 @@ from prep.digest import digest_json
 from prep.errors import ModelError
 from prep.geometry import Size
 from prep.models.files import ComponentFiles, parse_config
-from prep.models.fingerprint import Expected, FileDigest, digest_public, digest_weighted
+from prep.models.fingerprint import Expected, FileDigest, digest_public, digest_tokenizer, digest_weighted
 from prep.models.hub import SINGLE, locate_directory
-from prep.models.pipeline import single_model_files
+from prep.models.pipeline import single_model_files, single_tokenizer_files
 from prep.parse import Unparsed, brief, count, expect, list_of, within
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -37,17 +38,31 @@ class Kind:
     model: str  # the class of transformers
     output: str  # what of it is the embedding, as it is called in keys
     width: tuple[str, int]  # the end of a tensor's name, and which of its sides is as long as a row
+    tokenizer: str = ""  # the class of a tokenizer whose config names none; "": it reads no texts
+    padding: str = ""  # of texts: to the longest of a batch, or to as many tokens as the model reads
 
 
 # As Hugging Face's model cards use them for retrieval: the CLS token of DINOv2 after the last layer norm
 # (`pooler_output`), and what CLIP and SigLIP compare with texts (`get_image_features`). By model_type.
+WITH_TEXTS = "features"  # the `output` of models whose pictures can be compared with texts
 _CLS = Kind(model="Dinov2Model", output="cls", width=("layernorm.weight", 0))
 KINDS: Mapping[str, Kind] = {
     "dinov2": _CLS,
     "dinov2_with_registers": Kind(model="Dinov2WithRegistersModel", output="cls", width=("layernorm.weight", 0)),
-    "clip": Kind(model="CLIPModel", output="features", width=("visual_projection.weight", 0)),
-    "siglip": Kind(model="SiglipModel", output="features", width=("vision_model.post_layernorm.weight", 0)),
+    "clip": Kind(model="CLIPModel", output=WITH_TEXTS, width=("visual_projection.weight", 0),
+                 tokenizer="CLIPTokenizer", padding="longest"),
+    # Its embedding is the state of the last token of all that it reads, so texts are padded to these, as in training
+    # (transformers, docs of SigLIP). SigLIP 2's models of one size have this type, too.
+    "siglip": Kind(model="SiglipModel", output=WITH_TEXTS, width=("vision_model.post_layernorm.weight", 0),
+                   tokenizer="SiglipTokenizer", padding="max_length"),
 }
+# The class that reads a tokenizer, by the one that its config names, without "Fast": SigLIP 2's files name Gemma's, but
+# it was trained with lowercase texts (transformers, Siglip2Tokenizer). Others are read as their tokenizer.json says.
+_TOKENIZERS = {"CLIPTokenizer": "CLIPTokenizer", "SiglipTokenizer": "SiglipTokenizer",
+               "GemmaTokenizer": "Siglip2Tokenizer", "Siglip2Tokenizer": "Siglip2Tokenizer"}
+# Files of which these read one; others read tokenizer.json.
+_READ = {"CLIPTokenizer": ("tokenizer.json", "vocab.json"), "SiglipTokenizer": ("spiece.model",)}
+_POSITIONS = "text_model.embeddings.position_embedding.weight"  # a row for each token that the model reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +92,15 @@ class Preparation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How a model reads texts, to be compared with pictures."""
+
+    tokenizer: str  # the class of transformers
+    tokens: int  # of a text that it reads; what is beyond is cut off
+    digest: str  # of the tokenizer's files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VisionModel:
     """A vision model, known by its files. It can be sent to other processes."""
 
@@ -85,6 +109,7 @@ class VisionModel:
     preparation: Preparation
     width: int  # numbers of a row
     expected: Expected  # its fingerprint
+    reading: Reading | None  # None: it reads no texts
 
 
 def vision_files(named: str, *, download: bool) -> ComponentFiles:
@@ -96,6 +121,7 @@ def vision_model(files: ComponentFiles, file_digest: FileDigest) -> VisionModel:
     """The model with these files, which are read for its fingerprint. Raises `ModelError`."""
     kind = kind_of(files)
     return VisionModel(folder=files.folder, kind=kind, preparation=preparation_of(files), width=_width(files, kind),
+                       reading=reading_of(files, kind),
                        expected=Expected(digest=vision_fingerprint(files, file_digest), file_digest=file_digest))
 
 
@@ -112,6 +138,20 @@ def kind_of(files: ComponentFiles) -> Kind:
         raise ModelError(f"the model in {files.folder} has type {brief(found)}, expected one that embeds pictures: "
                          f"{', '.join(KINDS)}", hint=EXAMPLES)
     return KINDS[found]
+
+
+def reading_of(files: ComponentFiles, kind: Kind) -> Reading | None:
+    """How a model reads texts; `None` for one without the weights or the tokenizer for it. Raises `ModelError`."""
+    tokenizer = single_tokenizer_files(files) if kind.tokenizer else None
+    tokens = [tensor.shape[0] for name, tensor in files.tensors.items() if f".{name}".endswith(f".{_POSITIONS}")]
+    if tokenizer is None or len(tokens) != 1 or tokens[0] < 2:
+        return None
+    named = str(tokenizer.config.get("tokenizer_class") or kind.tokenizer).removesuffix("Fast")
+    reader = _TOKENIZERS.get(named, "PreTrainedTokenizerFast")
+    if not any(name in tokenizer.small for name in _READ.get(reader, ("tokenizer.json",))):
+        return None
+    return Reading(tokenizer=reader, tokens=tokens[0],
+                   digest=digest_json({"kind": "tokenizer", "files": digest_tokenizer(tokenizer)}))
 
 
 def _width(files: ComponentFiles, kind: Kind) -> int:

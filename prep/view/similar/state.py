@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import numpy as np
 
 from prep.embedding.analysis import of_samples
 from prep.embedding.rows import Mask, embeddings_of
 from prep.errors import Problem
+from prep.fs.memo import Memo, memo_path
 from prep.manifest.opened import OpenedManifest
+from prep.models.vision.texts import MEMORY
 from prep.similarity.analysis import Analysis
 from prep.similarity.neighbors import nearest
 from prep.similarity.vectors import Vectors, vectors_of
@@ -67,7 +70,8 @@ class Similar:
             labels = self._opened.labels()
             for number in np.flatnonzero(there).tolist():
                 self._names.setdefault(labels[number], number)
-            self._found = of_samples(self._opened, vectors.rows, there, self._tick)
+            with closing(Memo(memo_path(*MEMORY))) as memory:
+                self._found = of_samples(self._opened, vectors.rows, there, memory, self._tick)
         except Problem as error:
             self._failed = error
 

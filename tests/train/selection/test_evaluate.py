@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from jsonschema import Draft202012Validator
 from pictures import draw
 from PIL import Image
-from vision_models import build, library_rows
+from vision_models import build, library_rows, library_texts
 
 from prep.embedding.rows import embeddings_of
 from prep.fs.place import Local
@@ -103,6 +104,8 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     nothing_left(monkeypatch)
     assert train("evaluate", run, *QUICK, "--json").json == document
     said = train("evaluate", run, "--device", "cpu", "--seeds", 2)
+    assert all(line.endswith("-") for line in said.out.splitlines()[1:4])  # DINOv2 reads no prompts
+    assert {each["prompt_fit"] for each in document["checkpoints"]} == {None}
     assert said.out.splitlines()[-1] == (
         f"proposed: {document['proposal']['checkpoint'] or 'none'}: {document['proposal']['reason']}")
     assert said.err == f"0 pictures drawn; {run / 'evaluation'} keeps them for the next time\n"
@@ -129,6 +132,27 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     assert np.array_equal(cell, found.kept.picture(found.columns[1].keys[0]))
     html = (run / "page.html").read_text()
     assert html.count("<img ") == 4 * 3 + 2 * 4 and "<b>" not in html and "W, seed 1, at step 3" in html
+
+
+def test_how_pictures_fit_their_prompts_is_shown(root, run, prep, train, tiny_model):
+    """By a vision model that reads texts; the rule does not depend on it."""
+    clip = build(root / "clip", "clip", reads=True)
+    done = prep("encode", root / "photos", "--embed", clip, "--model", tiny_model, "--cache", root / "cache", "-o",
+                root / "fit.json", "--prompts", root / "prompts.txt", "--resolution", 64, "--step", 32,
+                "--validation", 0.3)
+    assert done.code == 0, done.err
+    words = ("evaluate", run, "--manifest", root / "fit.json", "--seeds", 2, "--every", 3, "--device", "cpu")
+    done = train(*words, "--json", "--html", run / "page.html").json
+    Draft202012Validator(SCHEMA).validate(done)
+    ((name, said),) = [(each["name"], each["prompt_fit"]) for each in done["checkpoints"]]
+    found = running.evaluate(replace(asked(run), every=3, sample=replace(
+        asked(run).sample, manifest=root / "fit.json")), torch.device("cpu"))
+    pictures = [found.kept.picture(key) for key in found.columns[0].keys[:4]]
+    texts = library_texts(clip, "clip", [each.prompt for each in found.columns[0].prompts[:4]])
+    assert said == pytest.approx((library_rows(clip, pictures) * texts).sum(axis=1).mean(), abs=2e-3)
+    head, row, *_ = train(*words, "--quiet").out.splitlines()
+    assert head.endswith("  prompt fit") and row.startswith(name) and row.endswith(f"{said:.4f}")
+    assert f">{said:.4f}<" in (run / "page.html").read_text()
 
 
 def asked(run):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.selection.scores import Candidate, Collection, Copy, Likeness, drift, likeness, propose
+from train.selection.scores import Candidate, Collection, Copy, Likeness, drift, likeness, prompt_fit, propose
 
 
 def unit(values):
@@ -36,6 +36,7 @@ def test_scores_are_those_of_a_dozen_lines(training, held_out):
     for got, there in ((found.training_P, train), (found.held_out_P, out)):
         want = np.sort(made @ there.T, axis=1)[:, ::-1][:, :8].mean(axis=1) if len(there) else None
         assert (got is None) if want is None else got == pytest.approx(want)
+    assert prompt_fit(drawn, base) == pytest.approx((made * first).sum(axis=1).mean())
     cosines = made @ train.T
     assert found.nearest == pytest.approx(cosines.max())
     assert [copy.drawn for copy in found.copies] == np.flatnonzero(cosines.max(axis=1) >= collection.least).tolist()
@@ -50,7 +51,7 @@ def test_scores_are_those_of_a_dozen_lines(training, held_out):
 def candidate(step, scores, *, copies=0, drifted=None, held_out=True):
     values = np.array(scores, float)
     copy = tuple(Copy(drawn=number, name="a.png", cosine=1.0) for number in range(copies))
-    return Candidate(name=f"step-{step:06d}", step=step, drift=drifted, validation=None, likeness=Likeness(
+    return Candidate(name=f"step-{step:06d}", step=step, drift=drifted, validation=None, fit=None, likeness=Likeness(
         training_P=values, held_out_P=values if held_out else None, nearest=1.0, copies=copy))
 
 

@@ -1,0 +1,107 @@
+"""Embeds texts into the space of a vision model's pictures, and remembers the rows by model and text.
+
+A cache and a manifest have none of them: a text takes a hundredth of a picture's time. The memory (`prep.fs.memo`) is
+disposable; a caption whose row is not there is compared with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+
+from prep.digest import digest_json
+from prep.models.vision.model import VisionModel
+from prep.progress import Progress, phase
+from prep.runtime import defer_interrupts
+
+MEMORY = ("texts", "1")  # kind and version: raised when the same text would get another row
+BATCH = 64  # texts at a time
+_RECORD = "row"
+_TOKENIZER = 32  # bytes of the digest of the tokenizer's files, in front of each row
+
+Rows = np.ndarray[Any, np.dtype[np.float16]]  # [C, D], each of length 1
+
+
+class Memory(Protocol):
+    """What keeps rows between runs: `prep.fs.memo.Memo`."""
+
+    def get_digest(self, kind: str, digest: str) -> bytes | None: ...
+
+    def put_digest(self, kind: str, digest: str, value: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def lacking_texts(model: VisionModel, texts: Iterable[str], memory: Memory) -> list[str]:
+    """Those of `texts`, each once, that have no row by this model and its tokenizer; no empty one."""
+    assert model.reading is not None, "it reads texts"
+    tokenizer = bytes.fromhex(model.reading.digest)
+    return [text for text in dict.fromkeys(texts) if text.strip()
+            and (_recalled(memory, model.expected.digest, text) or b"")[:_TOKENIZER] != tokenizer]
+
+
+def embed_texts(model: VisionModel, texts: Sequence[str], memory: Memory, *, device: str, progress: Progress) -> None:
+    """Makes the rows of `texts`, which `lacking_texts` returned, on the first of the devices in `device`, and remembers
+    them as it goes. A text that is longer than the model reads is cut off there; one whose row is not finite gets none.
+
+    Raises `ModelError`, `OutOfMemoryError`.
+    """
+    if not texts:
+        return
+    with defer_interrupts():
+        from prep.models.device.memory import memory_freed  # here: a run with nothing to embed imports no torch
+        from prep.models.tensors import device_names
+        from prep.models.vision.text_encoder import TextEncoder
+    assert model.reading is not None, "it reads texts"
+    with phase(progress, "loading the text half of the vision model"):
+        encoder = TextEncoder(model, device=device_names(device)[0])
+    with memory_freed(encoder.batches.device), progress("embedding texts", len(texts), "texts") as tick:
+        for start in range(0, len(texts), BATCH):
+            some = texts[start:start + BATCH]
+            for text, row in zip(some, encoder.rows(some), strict=True):
+                if row is not None:
+                    memory.put_digest(_RECORD, _name(model.expected.digest, text),
+                                      bytes.fromhex(model.reading.digest) + row.tobytes())
+            memory.flush()
+            tick(len(some))
+        del encoder
+
+
+def remembered_rows(memory: Memory, model: str, texts: Iterable[str], width: int) -> tuple[list[str], Rows]:
+    """(those of `texts` that have a row of `width` numbers by the model with this fingerprint; their rows)."""
+    found: dict[str, bytes] = {}
+    for text in texts:
+        if text not in found and (record := _recalled(memory, model, text)) is not None \
+                and len(record) == _TOKENIZER + 2 * width:
+            found[text] = record[_TOKENIZER:]
+    return list(found), np.frombuffer(b"".join(found.values()), np.float16).reshape(len(found), width)
+
+
+def unread(model: VisionModel) -> str:
+    """What to say of a model whose tokenizer needs packages that are not installed; "" if it can read texts, or has no
+    half that does."""
+    if model.reading is None or model.reading.tokenizer != "SiglipTokenizer":
+        return ""
+    lacking = [name for name, module in (("sentencepiece", "sentencepiece"), ("protobuf", "google.protobuf"))
+               if not _installed(module)]
+    return "" if not lacking else (
+        f"texts are not compared with pictures: the tokenizer in {model.folder} needs {' and '.join(lacking)}: "
+        "pip install 'latentry[siglip]'")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def _recalled(memory: Memory, model: str, text: str) -> bytes | None:
+    return memory.get_digest(_RECORD, _name(model, text))
+
+
+def _name(model: str, text: str) -> str:
+    return digest_json({"kind": "embedded text", "model": model, "text": text})

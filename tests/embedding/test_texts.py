@@ -1,0 +1,99 @@
+"""Texts embedded into the space of pictures: rows as the library makes them, remembered by model and text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from vision_models import READING, build, library_texts
+
+from prep.dataset.facts import open_facts
+from prep.embedding.survey import open_vision
+from prep.errors import ModelError
+from prep.fs.memo import Memo, memo_path
+from prep.models.vision import text_encoder, texts
+from prep.progress import silent
+
+TEXTS = ["a red circle", "A Red, Circle!", "two blue squares, éclair", "the fox " * 60, '{"tags": "a, b"}', "x"]
+
+
+@pytest.fixture(scope="module", params=READING)
+def folder(request, tmp_path_factory):
+    """A model that reads texts."""
+    return build(tmp_path_factory.mktemp("reading") / request.param, request.param, reads=True)
+
+
+@pytest.fixture(autouse=True)
+def own_memory(monkeypatch, tmp_path):
+    """A memory for each test."""
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "own"))
+
+
+def opened(folder):
+    return open_vision(str(folder), open_facts())
+
+
+def memory():
+    return Memo(memo_path(*texts.MEMORY))
+
+
+def test_rows_are_those_of_the_library_and_remembered(folder, monkeypatch):
+    model, kind = opened(folder), folder.name
+    assert model.reading.tokens == (77 if kind == "clip" else 64)
+    kept = memory()
+    lacking = texts.lacking_texts(model, [*TEXTS, " ", "", TEXTS[0]], kept)
+    assert lacking == TEXTS
+    texts.embed_texts(model, lacking, kept, device="cpu", progress=silent)
+    kept.close()
+    found, rows = texts.remembered_rows(memory(), model.expected.digest, [*TEXTS, "unheard of"], model.width)
+    assert found == TEXTS and rows.dtype == np.float16
+    wanted = library_texts(folder, kind, TEXTS)
+    np.testing.assert_allclose(rows.astype(np.float32), wanted, atol=2e-3)
+    apart = np.abs(wanted[:, None] - wanted).max(axis=2) + np.eye(len(TEXTS))
+    assert apart[2:, 2:].min() > 0.02  # texts differ
+    monkeypatch.setattr(text_encoder, "TextEncoder", lambda *_, **__: pytest.fail("the model is loaded again"))
+    texts.embed_texts(model, texts.lacking_texts(model, TEXTS, memory()), memory(), device="cpu", progress=silent)
+    assert texts.remembered_rows(memory(), model.expected.digest, TEXTS, model.width + 1)[0] == []
+
+
+def test_another_tokenizer_or_model_embeds_again(folder, tmp_path):
+    model, kept = opened(folder), memory()
+    texts.embed_texts(model, texts.lacking_texts(model, TEXTS, kept), kept, device="cpu", progress=silent)
+    copy = shutil.copytree(folder, tmp_path / folder.name)
+    config = copy / "tokenizer_config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps({**said, "name_or_path": "elsewhere"}))
+    assert texts.lacking_texts(opened(copy), TEXTS, kept) == []
+    config.write_text(json.dumps({**said, "cls_token": "x"}))
+    changed = opened(copy)
+    assert texts.lacking_texts(changed, TEXTS, kept) == TEXTS and changed.expected.digest == model.expected.digest
+    with pytest.raises(ModelError, match=r"the tokenizer in .* changed while this command ran: its fingerprint is"):
+        texts.embed_texts(model.__class__(**{name: getattr(changed if name == "folder" else model, name)
+                                             for name in model.__slots__}), ["a"], kept, device="cpu", progress=silent)
+    for name in ("tokenizer_config.json", "tokenizer.json", "spiece.model"):
+        (copy / name).unlink(missing_ok=True)
+    assert opened(copy).reading is None  # it sees pictures all the same
+
+
+def test_a_row_that_is_not_finite_is_none_and_batches_are_halved(folder, monkeypatch):
+    model, kept = opened(folder), memory()
+    forward, given = text_encoder.TextEncoder._forward, []
+
+    def tight(self, some):
+        given.append(len(some))
+        if len(some) > 3:
+            raise MemoryError
+        return [None if text == "x" else row for text, row in zip(some, forward(self, some), strict=True)]
+
+    monkeypatch.setattr(text_encoder.TextEncoder, "_forward", tight)
+    unseen = [f"{text} again" for text in TEXTS[:4]] + ["x"]
+    texts.embed_texts(model, unseen, kept, device="cpu", progress=silent)
+    assert given == [1, 5, 2, 2, 1] and texts.lacking_texts(model, unseen, kept) == ["x"]
+    monkeypatch.setattr(text_encoder.TextEncoder, "_forward", lambda *_: 1 / 0)
+    with pytest.raises(ModelError, match="cannot embed a text: division by zero"):
+        texts.embed_texts(model, ["x"], kept, device="cpu", progress=silent)
+    monkeypatch.setattr(text_encoder.TextEncoder, "_forward", lambda *_: [np.ones(3, np.float16)])
+    with pytest.raises(ModelError, match=r"makes 3 numbers of a text, expected \d+, as of a picture"):
+        texts.embed_texts(model, ["x"], kept, device="cpu", progress=silent)
