@@ -49,7 +49,8 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
     with Noting(faults):
         check_fields(manifest, config)
     with Noting(faults):
-        check_libraries(config, FAMILIES[manifest.family], references=have_references(manifest.shapes))
+        check_libraries(config, FAMILIES[manifest.family], paired=manifest.paired,
+                        references=have_references(manifest.shapes) and not manifest.paired)
     with Noting(faults):
         index = open_index(manifest)
     if index is not None:

@@ -209,13 +209,15 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
         latent = counted.empty(tuple(latent.shape), torch.float32)
     mask = (counted.empty((count, *index.shape("mask", request.bucket)["mask"]), torch.uint8)
             if setup.reads_masks else None)
+    others = _references(setup, request, counted)
     return Batch(latent_BChw=latent, text=_text(setup, request, counted), noise_BChw=noise,
                  mask_B1hw=mask[:, :1] if setup.masked and mask is not None else None,
                  inpaint_mask_BMhw=mask if index.inpaints else None,
                  input_noise_BChw=counted.empty(tuple(latent.shape), torch.float32)
                  if config.noise.perturbation else noise,
                  sizes_B6=torch.ones(count, 6), timestep_B=torch.zeros(count, dtype=torch.int64),
-                 weight_B=torch.ones(count), references=_references(setup, request, counted),
+                 weight_B=torch.ones(count), references=() if index.paired else others,
+                 opposite_BChw=others[0] if index.paired else None,
                  draws=request.draws, slot=Slot(False), padding=False)
 
 
