@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from beside import scattered
+from counted_steps import counted
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from runs import events, go
 from safetensors.torch import load_file
@@ -17,6 +18,8 @@ from prep.manifest.document import write_manifest
 from train.check import check
 from train.cli.summary import plan_lines
 from train.config.load import parse
+from train.memory.room import room_of
+from train.memory.step import count
 from train.setup import RunRequest
 from train.state import create_state, forward_backward
 from train.validate import validate
@@ -150,9 +153,11 @@ def test_what_cannot_be_trained_from_pairs(make, settings, why):
 
 def test_a_check_counts_pairs_and_keeps_them_whole(make):
     made = make(pairs=True)
-    report = check(RunRequest(manifest=made.path), parse({}, "test"))
+    report = check(RunRequest(manifest=made.path), parse({"precision": "fp32"}, "test"))
     assert not report.faults and any(note.startswith("7 pairs of pictures train a slider: ") for note in report.notes)
     assert "reference" not in "".join(plan_lines(report))
+    (wanted, _), given = counted(report.setup), count(report.setup, room_of("cpu")).parts
+    assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.05)
     (fault,) = check(RunRequest(manifest=made.path), parse({"each_reference_dropout": 0.5}, "test")).faults
     assert fault.message == ("each_reference_dropout is above 0, expected 0 for pairs of pictures, of which a slider "
                              "needs both")
