@@ -18,7 +18,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.place import Place, is_file
-from prep.geometry import Size, have_references
+from prep.geometry import Size
 from prep.manifest.consistency import cache_of, check_places, first_shapes, read_samples, read_shards, row_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
@@ -96,7 +96,7 @@ class Index:
     @property
     def referring(self) -> bool:
         """Whether samples have reference pictures as conditions."""
-        return have_references(self.manifest.shapes) and not self.paired
+        return self.manifest.referring
 
     @property
     def inpaints(self) -> bool:

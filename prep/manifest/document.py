@@ -104,6 +104,11 @@ class Manifest:
         return FAMILIES[str(self.document["family"])].inpainting is not None
 
     @property
+    def referring(self) -> bool:
+        """Whether samples have reference pictures as conditions."""
+        return have_references(self.shapes) and not self.paired
+
+    @property
     def paired(self) -> bool:
         """Whether the one reference of each view is the other picture of its pair, placed alike: the opposite in a
         slider, and no condition."""
