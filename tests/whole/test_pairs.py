@@ -8,6 +8,7 @@ import torch
 from beside import scattered
 from pictures import draw
 from PIL import Image
+from safetensors import safe_open
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
@@ -15,10 +16,12 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from viewing import viewing_here, viewing_source
 
+from prep import api
 from prep.dataset.bucketing import least_step
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import open_index
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.consistency import cache_of, read_findings
 from prep.manifest.document import read_manifest
@@ -104,7 +107,7 @@ def test_a_slider_of_any_family(prep, tmp_path, family):
     step = least_step(FAMILIES[family])
     size = (4 * step, 2 * step)
     words = pairs_in(tmp_path, [(size, size)] * 2, recipe=RECIPE.replace("32", str(step)).replace("64", str(3 * step)))
-    assert prep(*words, "--dtype", "float32").code == 0
+    assert prep(*words, "--dtype", "float32").code == 0 and prep("verify", tmp_path / "m.json").code == 0
     report = check(RunRequest(manifest=tmp_path / "m.json"), parse({"precision": "fp32", "lora": {"rank": 2}}, ""))
     assert report.setup is not None, report.faults
     setup, index = report.setup, report.setup.index
@@ -139,6 +142,25 @@ def test_a_run_and_what_it_is_shown_at(tiny_model, prep, train, tmp_path):
                  ).code == 0
     with Image.open(tmp_path / "g.png") as grid:
         assert grid.width == 3 * 192
+    with safe_open(tmp_path / "run/lora.safetensors", "pt") as file:
+        assert file.metadata()["latentry.slider"] == "pairs"
+    assert "| Slider | of pairs of pictures" in (tmp_path / "run/README.md").read_text()
+
+
+def test_pairs_for_other_programs(tiny_model, prep, tmp_path):
+    """A batch of a stream has both pictures; no trainer is given one as a condition."""
+    (tmp_path / "model").symlink_to(tiny_model)
+    assert prep(*pairs_in(tmp_path, [((64, 64), (64, 64))] * 2, recipe=RECIPE.replace('"old"', '"old"\nrepeats = 2'))
+                ).code == 0
+    batch = next(iter(api.batches(tmp_path / "m.json", batch_size=2)))
+    index = open_index(read_manifest(tmp_path / "m.json"))
+    (one, *_), references = batch["names"], index.samples.references
+    number = next(each for each in range(2) if index.samples.name(each) == one)
+    place = index.ref(*(int(references[f"latent_{name}"][number]) for name in ("shard", "row")))
+    latent = latents_of(index.manifest).normalize(Rows(index).latent(place))
+    assert torch.equal(batch["opposites"][:1], latent) and batch["references"] == []
+    refused = prep("export", tmp_path / "m.json", "--to", "ai-toolkit", "-o", tmp_path / "out")
+    assert "the pictures are pairs for a slider, but ai-toolkit would take the others for conditions" in refused.err
 
 
 def test_a_family_that_inpaints_makes_no_slider(prep, tmp_path):

@@ -238,7 +238,8 @@ def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Ten
     if tokens is not None:
         found[ATTENTION_MASK] = _mask(rows, refs, tokens).to(_stored(arrays[ATTENTION_MASK]))
     if PICTURES in found:  # anywhere: only how many there are takes memory
-        pictures = torch.arange(found[PICTURES].shape[1]) < len(request.draws[0].references)
+        shown = 0 if setup.index.paired else len(request.draws[0].references)
+        pictures = torch.arange(found[PICTURES].shape[1]) < shown
         found[PICTURES] = pictures.expand(count, -1).to(found[PICTURES].dtype)
     return found
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from prep.errors import CacheError
 from prep.loader import draws
 from prep.loader.batches import batches
+from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.manifest.document import write_manifest
 from train.check import check
@@ -149,6 +150,15 @@ def test_what_cannot_be_trained_from_pairs(make, settings, why):
         "slider is on, which trains a slider between two prompts, but the pictures are pairs, which train one between "
         "themselves"]
     assert "--references none" in report.faults[0].hint
+
+
+def test_a_manifest_of_pairs_has_the_other_of_each(make):
+    def claim(document):
+        document["latents"]["references"] = {"fit": "pair", "resolution": 0}
+
+    made = make(references=[(64, 64)], change=claim)
+    with pytest.raises(CacheError, match=r"expected one reference of its size in family 'sd15', of pairs"):
+        open_index(made.manifest)
 
 
 def test_a_check_counts_pairs_and_keeps_them_whole(make):
