@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from beside import scattered
+from jsonschema import Draft202012Validator
 from pictures import draw
 from PIL import Image
 from safetensors import safe_open
@@ -36,6 +40,7 @@ from train.setup import RunRequest
 from train.state import create_state, forward_backward
 
 CPU = torch.device("cpu")
+SCHEMA = Path(__file__).parents[2] / "manifests" / "manifest.schema.json"
 RECIPE = """[model]
 path = "model"
 [image]
@@ -71,6 +76,7 @@ def test_both_pictures_are_cropped_alike_and_others_left_out(tiny_model, prep, t
     index = open_index(manifest := read_manifest(tmp_path / "m.json"))
     assert index.paired and not index.referring
     assert index.manifest.shapes == tuple((size, (size,)) for size in ((64, 64), (96, 32)))
+    Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(manifest.document)
     found = {each["path"]: (each["code"], each["detail"]) for each in read_findings(cache_of(manifest), manifest)}
     assert found["2.png"] == ("reference-size-mismatch", "it is 96x96, but the other picture of its pair, "
                               "young/2.png, 96x64")
