@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 
 Size = tuple[int, int]  # (width, height)
 BucketShape = tuple[Size, tuple[Size, ...]]  # sizes of a bucket's pictures, and of their references in order
-Fit = Literal["family", "bucket", "exact"]  # how reference pictures are scaled: see `prep.buckets.references`
+Fit = Literal["family", "bucket", "exact", "pair"]  # how reference pictures are scaled: see `prep.buckets.references`
 FITS: tuple[Fit, ...] = get_args(Fit)
+PAIR: Fit = "pair"  # the one reference of a picture is its opposite in a slider, and no condition
 Focus = tuple[int, int]  # (x, y) of the subject of a picture, in 1/65536 of its width and height
 ONE = 1 << 16  # the whole width or height, in the units of a `Focus`
 ASPECT = 0.01  # largest relative difference between the aspect ratios of a mask and its picture

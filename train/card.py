@@ -103,6 +103,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
         yield "Trained", f"{part} of the denoiser, {settings.dtype}"
+    if setup.index.paired:
+        yield "Slider", "of pairs of pictures: weight 1 makes what the first are like, -1 what the others are like"
     yield "Steps", f"{step} with up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
     yield "Seed", str(config.seed)
     yield "Samples", str(sum(len(members) for members in setup.index.training))

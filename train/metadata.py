@@ -37,6 +37,8 @@ def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> di
              "latentry.config": json.dumps(as_table(published(setup.config)), sort_keys=True),
              "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
              "latentry.base": json.dumps(dict(setup.model.base), sort_keys=True)}
+    if setup.index.paired:
+        facts["latentry.slider"] = "pairs"
     if setup.model.others:
         facts["latentry.other_encoders"] = json.dumps(dict(setup.model.others), sort_keys=True)
     if setup.init:

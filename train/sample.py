@@ -140,7 +140,7 @@ def _weights(wanted: SampleRequest, setup: Setup) -> tuple[float, ...]:
     if wanted.weights and setup.config.method == "full":
         raise UsageError("--weights is given, which is for the adapters of a LoRA, but the run trained all weights",
                          hint="--compare shows before and after training")
-    slides = setup.config.slider.on and wanted.which == ("after",)
+    slides = (setup.config.slider.on or setup.index.paired) and wanted.which == ("after",)
     return wanted.weights or (SLIDER if slides else (1.0,))
 
 

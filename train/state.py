@@ -28,7 +28,14 @@ from train.models.adapters.frozen import FrozenAdapter
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
-from train.objectives.forward import Prediction, forward, opposite, prompted_losses, sample_losses
+from train.objectives.forward import (
+    Prediction,
+    forward,
+    has_opposite,
+    opposite,
+    prompted_losses,
+    sample_losses,
+)
 from train.objectives.slider import Slide
 from train.optim import ema, optimizers, schedule
 from train.optim.ema import Shadow, WeightAverage
@@ -59,7 +66,7 @@ class TrainState:
     scale: LossScale | None = None  # of the loss, with float16
     singly: Singly | None = None  # updates one parameter at a time; None: all together
     prompts: TextArrays | None = None  # the rows of preserve.prompts, on the device; None: they are not preserved
-    slide: Slide | None = None  # what a slider is trained by, on the device
+    slide: Slide | None = None  # what a slider is trained by, on the device; None: by pairs of pictures, or none is
     offload: int = 0  # blocks in host memory
 
     @property
@@ -201,7 +208,7 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
     here = batch.to(trainee.denoiser.device)
     predicted = forward(trainee.denoiser, here, trainee.latents, config.loss, config.preserve, trainee.slide,
                         together=trainee.model.sharded)
-    each_B = sample_losses(predicted, config.loss) * (1 if trainee.slide is None else 0.5)
+    each_B = sample_losses(predicted, config.loss) * (0.5 if has_opposite(here, trainee.slide) else 1)
     loss = (each_B * predicted.weight_B).sum()
     if between is not None:
         between(loss.detach())
@@ -218,9 +225,10 @@ def forward_backward(trainee: TrainState, config: Config, batch: Batch,
 
 def _more(trainee: TrainState, config: Config, batch: Batch, given: Prediction) -> Iterator[Tensor]:
     """The losses, `[B]`, of passes beside the first of a batch; the backward pass of each is made before the next."""
-    if trainee.slide is not None:
+    if has_opposite(batch, trainee.slide):
         with lora.at_weight(trainee.denoiser.model, -1):
-            yield 0.5 * sample_losses(opposite(trainee.denoiser, batch, given), config.loss)
+            yield 0.5 * sample_losses(opposite(trainee.denoiser, batch, trainee.latents, config.loss, given,
+                                               config.preserve, together=trainee.model.sharded), config.loss)
     if trainee.prompts is not None:
         yield config.preserve.prompted * prompted_losses(trainee.denoiser, batch, given, config.loss, trainee.prompts)
 

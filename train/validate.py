@@ -16,7 +16,7 @@ from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
 from train.models.lora import at_weight
-from train.objectives.forward import forward, opposite, sample_losses
+from train.objectives.forward import forward, has_opposite, opposite, sample_losses
 from train.objectives.slider import Slide
 from train.parallel.ranks import Ranks
 from train.parallel.shards import Whole
@@ -91,9 +91,10 @@ def losses_of(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, reques
             here = batch.to(denoiser.device)
             predicted = forward(denoiser, here, latents, setup.config.loss, slide=slide)
             losses_B = sample_losses(predicted, setup.config.loss)
-            if slide is not None:
+            if has_opposite(here, slide):
                 with at_weight(denoiser.model, -1):
-                    losses_B = (losses_B + sample_losses(opposite(denoiser, here, predicted), setup.config.loss)) / 2
+                    other = opposite(denoiser, here, latents, setup.config.loss, predicted)
+                    losses_B = (losses_B + sample_losses(other, setup.config.loss)) / 2
             losses.append(to_host(losses_B).tolist())
     return losses
 

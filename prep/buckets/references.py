@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from prep.geometry import Fit, Placement, Size, cover
+from prep.geometry import PAIR, Fit, Placement, Size, cover
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +22,9 @@ class ReferenceRules:
     most: int  # of one sample
 
     def alone(self, size: Size) -> Placement | None:
-        """How a reference of a prompt is fitted, which has no view: `bucket` is as `family`. `None` as `placement`."""
-        return (replace(self, fit="family") if self.fit == "bucket" else self)._placed(size, None)
+        """How a reference of a prompt is fitted, which has no view: `bucket` and `pair` are as `family`. `None` as
+        `placement`."""
+        return (replace(self, fit="family") if self.fit in ("bucket", PAIR) else self)._placed(size, None)
 
     def placement(self, size: Size, view: Placement) -> Placement | None:
         """How a reference of this size is fitted for a view of its target; `None` if it is too small.

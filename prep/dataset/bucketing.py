@@ -14,7 +14,7 @@ from prep.dataset.ingest import Ingested, KnownItem
 from prep.errors import ConfigError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, format_size
-from prep.geometry import Placement, Size
+from prep.geometry import PAIR, Placement, Size, fits_scaled
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.hub import locate
@@ -42,7 +42,8 @@ def buckets_for(recipe: Recipe, surveyed: Ingested, *, unmasked: bool = False) -
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
     result = assign_buckets(((item.item.label, item.size) for item in surveyed.items), *rules_of(recipe))
-    result = _with_references(with_views(result, surveyed.items, framing), recipe, surveyed.items)
+    beside = _with_opposites if recipe.reference_fit == PAIR else _with_references
+    result = beside(with_views(result, surveyed.items, framing), recipe, surveyed.items)
     return result if unmasked else _with_holes(result, recipe, surveyed.items)
 
 
@@ -154,6 +155,42 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
             placed = replace(assignment, references=placements)
         fitting.append(placed)
     return _of_usable(result, fitting, bad)
+
+
+def _with_opposites(result: Assignments, recipe: Recipe, items: Sequence[KnownItem]) -> Assignments:
+    """`result`, each picture with its one reference placed alike: the other picture of its pair, which no model sees as
+    a condition. A finding in place of each picture that has none, or one of another shape.
+
+    Raises `ConfigError` if the family inpaints.
+    """
+    family = family_of(recipe.model)
+    if family is not None and family.inpainting is not None:
+        raise ConfigError(f"references.fit is '{PAIR}', which makes a slider of pairs of pictures, but family "
+                          f"'{family.name}' learns to paint where masks are white",
+                          hint="train the slider for the model that it was made from")
+    bad: dict[str, Finding] = {}
+    paired = []
+    for assignment in result.pictures:
+        fault = _unpaired(items[assignment.index], assignment.placement)
+        if fault is None:
+            paired.append(replace(assignment, references=tuple((view,) for view in assignment.views)))
+        else:
+            bad[assignment.name] = fault
+    return _of_usable(result, paired, bad)
+
+
+def _unpaired(item: KnownItem, view: Placement) -> Finding | None:
+    """Why a picture makes no pair with its references; `None` if it does."""
+    count = len(item.references)
+    if count != 1:
+        return Finding(path=item.item.label, severity="error",
+                       code="too-many-references" if count else "missing-reference",
+                       detail=f"has {counted(count, 'reference picture')}, expected 1, the other one of its pair")
+    other = item.references[0]
+    return None if fits_scaled(other.size, view.scaled) else Finding(
+        path=item.item.label, code="reference-size-mismatch", severity="error",
+        detail=f"it is {format_size(item.size)}, but the other picture of its pair, {item.item.name_of(other.blob)}, "
+               f"{format_size(other.size)}")
 
 
 def _require_seen_once(item: KnownItem, placements: Sequence[tuple[Placement, ...]], recipe: Recipe,

@@ -17,7 +17,7 @@ from prep.findings import CHOSEN, Finding, apply_policy
 from prep.formatting import counted, grouped, join_names, printable_name, shell_name
 from prep.fs.blob import Blob
 from prep.fs.place import Place, name_from
-from prep.geometry import Placement, Size
+from prep.geometry import PAIR, Placement, Size
 from prep.keys import sample_id
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import Recipe
@@ -148,13 +148,14 @@ def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) ->
     something else."""
     roles, notices = roles_of(recipe, surveyed.items)
     unused = (finding for finding in surveyed.findings if finding.code == "masks-unused")
-    referring = sum(bool(item.references) for item in surveyed.items)
+    paired = recipe.reference_fit == PAIR  # where each picture has a reference, with or without a model
+    referring = 0 if paired else sum(bool(item.references) for item in surveyed.items)
     if referring and family_of(recipe.model) is None:
         notices = (*notices, f"note: {counted(referring, 'picture')} with references, which count for nothing without "
                              "a model: [model] in a recipe names it")
     return (*recipe.notes, *notices, *prior_notes(_role_repeats(recipe, surveyed.items, roles, bucketing)[1]),
             *(f"note: {'' if finding.path == '.' else f'{finding.path}: '}{finding.detail}" for finding in unused),
-            *_without_references(recipe, surveyed.items), *_unread_repeats(recipe, surveyed.items),
+            *(() if paired else _without_references(recipe, surveyed.items)), *_unread_repeats(recipe, surveyed.items),
             *_chosen(recipe, surveyed))
 
 

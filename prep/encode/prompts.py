@@ -316,7 +316,7 @@ def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
               zip(texts["shard"].tolist(), texts["row"].tolist(), strict=True))
     for number, own in enumerate(samples.table["texts"].to_pylist()):
         shown = samples.shown_with(number, shapes[int(samples.bucket[number])][1])
-        ways = seen_ways(opened.manifest, shown)
+        ways = seen_ways(opened.manifest, () if opened.manifest.paired else shown)
         for text in own:
             place = next(places)
             found |= {keys.key(text["caption"], seen): place for seen in ways}

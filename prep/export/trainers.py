@@ -70,6 +70,9 @@ class TrainerPlan:
             raise UsageError(f"{whose} skips pictures in formats that it does not read ({len(odd)}): "
                              f"{join_names(odd, 8)}", hint="convert them to PNG, and encode again; --to folder takes "
                              "any")
+        if any(picture.first.of.manifest.paired for picture in self.pictures[:1]):
+            raise UsageError(f"the pictures are pairs for a slider, but {whose} would take the others for conditions",
+                             hint="--to folder, webdataset and safetensors have both pictures of each pair")
         if self.to != "ai-toolkit" and any(picture.role == "prior" for picture in self.pictures):
             raise UsageError(f"samples have the role prior, but {whose} knows no regularization pictures",
                              hint="encode without these sources (--sources), or --to ai-toolkit")

@@ -117,6 +117,7 @@ class Batch:
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
     references: tuple[Tensor, ...]  # [B, C, h, w] each, as stored; their sizes may differ
+    opposite_BChw: Tensor | None  # as latent_BChw: the other picture of each pair; None: samples are no pairs
     draws: tuple[Draw, ...]
     slot: Slot
     padding: bool  # its samples do not count
@@ -131,6 +132,7 @@ class Batch:
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
             inpaint_mask_BMhw=None if self.inpaint_mask_BMhw is None else to_device(self.inpaint_mask_BMhw, device),
             references=tuple(to_device(reference, device) for reference in self.references),
+            opposite_BChw=None if self.opposite_BChw is None else to_device(self.opposite_BChw, device),
             noise_BChw=(noise := to_device(self.noise_BChw, device)), timestep_B=to_device(self.timestep_B, device),
             input_noise_BChw=(noise if self.input_noise_BChw is self.noise_BChw
                               else to_device(self.input_noise_BChw, device)),
@@ -183,7 +185,9 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     return Batch(latent_BChw=latent if std is None else drawn_latents(latent, std, drawn), text=text,
                  mask_B1hw=_of_cells(mask) if masked else None, inpaint_mask_BMhw=mask if inpaints else None,
                  sizes_B6=sizes, noise_BChw=noise, input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight,
-                 references=references, draws=draws, slot=slot, padding=request.padding)
+                 references=() if rows.index.paired else references,
+                 opposite_BChw=references[0] if rows.index.paired else None, draws=draws, slot=slot,
+                 padding=request.padding)
 
 
 def _of_cells(mask_BMhw: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from prep.cache.records import RowRef
 from prep.cache.zarr_view import open_shard
 from prep.errors import UsageError
 from prep.findings import Finding
-from prep.geometry import Placement, Size
+from prep.geometry import Placement, Size, have_references
 from prep.loader.index import Index, open_index
 from prep.loader.rows import DTYPES, Rows
 from prep.manifest.describe import describe_columns
@@ -151,7 +151,8 @@ class CachedDataset:
             yield {**same, "view": view, "bucket": row["bucket"],
                    **{name: place[name] for name in ("scaled", "crop", "flip")}, **self.latent(number, view),
                    "mask": self.mask(number, view),
-                   **({"references": self.references(number, view)} if self.index.referring else {})}
+                   **({"references": self.references(number, view)} if have_references(self.index.manifest.shapes)
+                      else {})}
 
     def groups(self, field: str) -> Mapping[str, Any]:
         """The shards of a field as read-only `zarr.Group`s by digest: `groups["latent"]` has `key` and the arrays.

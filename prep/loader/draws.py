@@ -298,8 +298,11 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
 
 def require_shown(index: Index, dropout: Dropout) -> None:
     """Raises `ConfigError` if references are to be dropped whose pixels are in the text rows, too, or which the model
-    always takes."""
+    always takes, or which are no conditions."""
     name = "reference_dropout" if dropout.references else "each_reference_dropout"
+    if index.paired and (dropout.references or dropout.each_reference):
+        raise ConfigError(f"{name} is above 0, expected 0 for pairs of pictures, of which a slider needs both",
+                          hint=f"leave {name} out of the settings")
     if index.inpaints and (dropout.references or dropout.each_reference):
         raise ConfigError(f"{name} is above 0, expected 0 for family '{index.manifest.family}', whose models always "
                           "take the masked picture",

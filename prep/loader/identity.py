@@ -29,8 +29,8 @@ RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
 _NAMES = {"buckets": "buckets", "latents.channels": "latent channels", "latents.factor": "pixels per latent cell",
           "latents.scaling_factor": "latent scaling", "latents.shift_factor": "latent shift",
           "latents.mean": "mean of latents", "latents.std": "standard deviation of latents",
-          "posterior": "posterior of latents", "masked": "use of masks", "prediction": "prediction type",
-          "unconditional": "unconditional row"}
+          "paired": "pairs of pictures", "posterior": "posterior of latents", "masked": "use of masks",
+          "prediction": "prediction type", "unconditional": "unconditional row"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def _identify(index: Index, masked: bool, prediction: str) -> DataIdentity:
     place = document["prompts"]["unconditional"]
     unconditional = _keys(index, np.array([place["shard"]]), np.array([place["row"]]))
     facts = {"latents": latents, "prediction": prediction, "masked": masked,
-             **({"posterior": "mean+std"} if index.with_std else {}),
+             **({"paired": True} if index.paired else {}), **({"posterior": "mean+std"} if index.with_std else {}),
              "buckets": [[*size, *(list(reference) for reference in references)]
                          for size, references in index.manifest.shapes],
              "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
@@ -185,4 +185,5 @@ def _brief(value: Any) -> str:
     """A fact, formatted for a message."""
     if isinstance(value, list):
         return f"{len(value)} of them"
-    return str(value)[:12] if isinstance(value, str) else {True: "on", False: "off"}.get(value, str(value))
+    known = {True: "on", False: "off", None: "none"}
+    return str(value)[:12] if isinstance(value, str) else known.get(value, str(value))

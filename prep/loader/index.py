@@ -18,7 +18,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.place import Place, is_file
-from prep.geometry import Size, have_references
+from prep.geometry import Size
 from prep.manifest.consistency import cache_of, check_places, first_shapes, read_samples, read_shards, row_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
@@ -77,8 +77,9 @@ class Index:
 
     @cached_property
     def with_std(self) -> bool:
-        """Whether latents have standard deviations, so that training draws from their posterior."""
-        return STD in self.manifest.fields["latent"].arrays
+        """Whether latents have standard deviations, so that training draws from their posterior: not those of pairs,
+        whose pictures shall differ in nothing else."""
+        return STD in self.manifest.fields["latent"].arrays and not self.paired
 
     @cached_property
     def tokens(self) -> Column:
@@ -94,13 +95,18 @@ class Index:
 
     @property
     def referring(self) -> bool:
-        """Whether samples have reference pictures."""
-        return have_references(self.manifest.shapes)
+        """Whether samples have reference pictures as conditions."""
+        return self.manifest.referring
 
     @property
     def inpaints(self) -> bool:
         """Whether the model is told by masks what to paint."""
         return self.manifest.inpaints
+
+    @property
+    def paired(self) -> bool:
+        """Whether samples are pairs of pictures, from which a slider is trained."""
+        return self.manifest.paired
 
     @cached_property
     def seeing(self) -> bool:

@@ -54,6 +54,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
 
     - `latents`: float32 [B, C, h, w], as the denoiser takes them
     - `references`: of each sample as many, float32 [B, C, h, w] each, as the denoiser takes them
+    - `opposites`, of pairs of pictures: float32 [B, C, h, w], as `latents`: what a slider learns at weight -1
     - `text`: the arrays of text rows by the family's names, [B, …] each, in their stored dtype
     - `masks`, if the stream is masked: float32 [B, 1, h, w], 1: trains
     - `inpaint_masks`, of families that inpaint: float32 [B, M, h, w], 1: to be painted; the masked picture's latent is
@@ -127,6 +128,8 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         return {
             "latents": self._latents.normalize(batch.latent_BChw).clone(),
             "references": [self._latents.normalize(reference).clone() for reference in batch.references],
+            **({} if batch.opposite_BChw is None else {
+                "opposites": self._latents.normalize(batch.opposite_BChw).clone()}),
             "text": {name: array.clone() for name, array in batch.text.items()}, **masks,
             "noise": batch.noise_BChw.clone(), "timesteps": batch.timestep_B.clone(),
             "sizes": batch.sizes_B6.clone(), "weights": batch.weight_B * (0.0 if batch.padding else 1.0),

@@ -111,7 +111,8 @@ class References:
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
-            shown = self._samples.shown_with(owner, self._shapes[int(self._samples.bucket[owner])][1])
+            shown = () if self._keys.paired else self._samples.shown_with(
+                owner, self._shapes[int(self._samples.bucket[owner])][1])
             if place == len(captions):
                 return (*self._keys.prompt(None, shown), *self._keys.text(NO_PROMPT, shown))
             return self._keys.text(captions[place], shown)
@@ -178,7 +179,7 @@ class _SampleKeys:
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._embeddings = (EmbeddingKeys(contexts["embedding"]) if "embedding" in contexts and "alpha" in latents
                             else None)
-        self._manifest = audit.manifest
+        self._manifest, self.paired = audit.manifest, audit.manifest.paired
         self.knows_masks = contexts.get("mask", {}).get("origin") == "alpha"
         # Those of masked pictures have what their masks were made from.
         self.knows_references = self.knows_masks or not audit.manifest.inpaints

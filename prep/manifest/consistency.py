@@ -61,12 +61,14 @@ def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
 
 
 def _require_masked(manifest: Manifest) -> None:
-    """Raises `CacheError` unless samples of a family that inpaints have their own masked picture as their reference."""
-    if manifest.inpaints:
+    """Raises `CacheError` unless samples of a family that inpaints have their own masked picture as their reference,
+    and those of pairs the other picture."""
+    if manifest.inpaints or manifest.paired:
         for size, references in manifest.shapes:
             if references != (size,):
                 raise CacheError(f"{manifest.path} has the bucket {format_bucket((size, references))}, expected one "
-                                 f"reference of its size in family '{manifest.family}'", hint=HINT)
+                                 f"reference of its size in family '{manifest.family}'"
+                                 f"{', of pairs' if manifest.paired else ''}", hint=HINT)
 
 
 def read_findings(cache: Cache, manifest: Manifest) -> list[dict[str, str]]:

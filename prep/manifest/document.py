@@ -24,7 +24,7 @@ from prep.fs.remote.copies import copy_of, directory_of
 from prep.fs.remote.storage import put
 from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
-from prep.geometry import BucketShape, Size, have_references, shape_in
+from prep.geometry import PAIR, BucketShape, Size, have_references, shape_in
 from prep.manifest.schema import check_document
 from prep.models.families.registry import FAMILIES
 from prep.models.named import is_there, named_in
@@ -102,6 +102,17 @@ class Manifest:
         """Whether its model is told by masks what to paint: each view has one, and its masked picture's latent as its
         reference."""
         return FAMILIES[str(self.document["family"])].inpainting is not None
+
+    @property
+    def referring(self) -> bool:
+        """Whether samples have reference pictures as conditions."""
+        return have_references(self.shapes) and not self.paired
+
+    @property
+    def paired(self) -> bool:
+        """Whether the one reference of each view is the other picture of its pair, placed alike: the opposite in a
+        slider, and no condition."""
+        return bool(self.document["latents"].get("references", {}).get("fit") == PAIR)
 
     @property
     def model(self) -> Path | str:

@@ -49,12 +49,13 @@ def described_bucket(sample: Mapping[str, Any]) -> str:
     return format_bucket((sample["bucket"], [each["bucket"] for each in references_of(sample)]))
 
 
-def described_references(sample: Mapping[str, Any], addresses: Sequence[str], *, cropped: bool = True
-                         ) -> tuple[CardReference, ...]:
+def described_references(sample: Mapping[str, Any], addresses: Sequence[str], *, cropped: bool = True,
+                         paired: bool = False) -> tuple[CardReference, ...]:
     """The first references of a described sample, by the addresses of their pictures, "" for one without; `cropped`:
-    with their crops."""
+    with their crops; `paired`: each is the other picture of a pair."""
+    what = "the other of its pair, " if paired else ""
     return tuple(CardReference(
-        number=number, fact=f"{format_size(each['size'])} to {format_size(each['bucket'])}",
+        number=number, fact=f"{what}{format_size(each['size'])} to {format_size(each['bucket'])}",
         shot=Shot(name=each["name"], address=address, instead="not here", lazy=not cropped,
                   size=tuple(each["size"]) if cropped else None,
                   overlays=(crop_overlay(each, each["bucket"], ""),) if cropped else ()))

@@ -165,7 +165,8 @@ class Recipe:
     reference_fit: str = setting("family", name="references.fit", choices=FITS,
                                  help="how reference pictures are scaled: as the family's pipeline does, each at its "
                                  "own size; to the bucket and crop of their picture; or not at all (exact: cut to "
-                                 "whole steps)")
+                                 "whole steps). pair: each is no condition, but its picture's opposite in a slider, "
+                                 "cropped alike")
     reference_resolution: int = setting(0, name="references.resolution", high=MOST_RESOLUTION,
                                         help="side of the square whose area larger reference pictures are scaled down "
                                         "to, with fit family", derived="the family's")

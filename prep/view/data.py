@@ -33,6 +33,7 @@ class Data:
     describe: Callable[[int], dict[str, Any]]  # a sample as a document
     notes: Sequence[str] = ()  # above the list
     next: str = ""  # the command that comes next
+    paired: bool = False  # whether the reference of each sample is the other picture of its pair
 
 
 class Shows(Protocol):
@@ -56,7 +57,7 @@ def data_of(opened: OpenedManifest) -> Data:
                 sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
                 crowds=[sum(bucket[role] for role in ROLES) for bucket in document["buckets"]],
                 facts=[*manifest_facts(opened), *_fields(opened)],
-                describe=lambda number: describe(opened, number, Keys(opened)),
+                describe=lambda number: describe(opened, number, Keys(opened)), paired=manifest.paired,
                 next=f"train run {shell_name(str(manifest.path.absolute()))}")
 
 

@@ -66,6 +66,7 @@ class Site:
             "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
             "has_run": self.run is not None, "home": self.home, "root": self.root, "edits": self.editor is not None,
             "encoded": self.rows is not None, "embedded": self.similar is not None, "compares": self.compares,
+            "paired": data.paired,
             **values})
 
     def select(self, data: Data, query: Query) -> Column:
@@ -92,7 +93,8 @@ def card_of(site: Site, data: Data, number: int, *, query: str = "", facts: Sequ
         row = describe_columns(samples, data.shapes, number, lambda *_: None)
         facts = (*facts, *more_references(row, REFERENCES))
         references = described_references(
-            row, [f"{site.base}/thumbnail/{number}/{place}" for place in range(REFERENCES)], cropped=False)
+            row, [f"{site.base}/thumbnail/{number}/{place}" for place in range(REFERENCES)], cropped=False,
+            paired=data.paired)
     return sample_card(
         Shot(name=samples.name(number), address=f"{site.base}/thumbnail/{number}", lazy=True),
         role=ROLES[samples.role[number]], size=(int(samples.width[number]), int(samples.height[number])),

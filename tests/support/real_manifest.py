@@ -86,9 +86,10 @@ def as_bfloat16(values: np.ndarray) -> np.ndarray:
     return torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
 
 
-def exact(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+def exact(rng: np.random.Generator, shape: Sequence[int], mean: float = 0.0) -> np.ndarray:
     """Normal values that bfloat16 holds exactly."""
-    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16).float().numpy()
+    values = rng.standard_normal(shape, dtype=np.float32) + np.float32(mean)
+    return torch.from_numpy(values).to(torch.bfloat16).float().numpy()
 
 
 def key_of(*words: object) -> str:
@@ -98,11 +99,13 @@ def key_of(*words: object) -> str:
 def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation: int = 2, masks: bool = True,
           repeats: int = 1, weight: float = 1.0, texts: int = 1, views: int = 1, prediction: str = "epsilon",
           prompts: str | None = PROMPTS, stds: bool = False, references: Sequence[Size] = (), prior: bool = False,
+          pairs: bool = False,
           change: Callable[[dict[str, Any]], None] | None = None) -> Made:
     """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask.
 
     With `stds`, latents have standard deviations. Samples with odd numbers have references of the sizes `references`.
-    With `prior`, that is the role of every second training sample.
+    With `prior`, that is the role of every second training sample. With `pairs`, each sample has the other picture of
+    its pair, whose latent is larger by 8 on average.
     """
     rng = np.random.default_rng(0)
     cache = open_cache(root / "cache", create=True)
@@ -119,9 +122,10 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
                 here[latent] = exact(rng, (4, *cells))
                 if masks and number % 3 != 2:
                     masked[mask] = rng.integers(0, 256, (1, *cells), dtype=np.uint8)
-                own = [reference(size, bucket, number, view, place) for place, size in enumerate(references)]
+                own = [reference(size, bucket, number, view, place)
+                       for place, size in enumerate([bucket] if pairs else references)]
                 placed.append(View(latent=latent, mask=mask if mask in masked else None,
-                                   references=tuple(own) if number % 2 else (),
+                                   references=tuple(own) if number % 2 or pairs else (),
                                    placement=Placement(scaled=bucket, crop=(0, 0), bucket=bucket)))
             words = [f"caption {text} of {number} in {bucket[0]}" for text in range(texts)]
             captions.update({text_key(word, CONTEXT): exact(rng, (TOKENS, WIDTH)) for word in words})
@@ -138,10 +142,10 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
         deviations.update(wide)
         latents.update(here)
         mask_rows.update(masked)
-    for size in dict.fromkeys(references):
+    for size in dict.fromkeys(BUCKETS if pairs else references):
         keys = dict.fromkeys(each.latent for sample in samples for view in sample.views for each in view.references
                              if each.size == size)
-        rows = {key: exact(rng, (4, size[1] // 8, size[0] // 8)) for key in keys}
+        rows = {key: exact(rng, (4, size[1] // 8, size[0] // 8), 8.0 * pairs) for key in keys}
         shards.put("latent", "bfloat16", latent=rows,
                    std={key: np.abs(row) for key, row in rows.items()} if stds else {})
         latents.update(rows)
@@ -151,7 +155,7 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
     captions[unconditional_key(CONTEXT)] = exact(rng, (TOKENS, WIDTH))
     shards.put("text", "bfloat16", hidden=captions)
     manifest = seal(root, model, shards, samples, asked, prompts, masks=masks, stds=stds, prediction=prediction,
-                    change=change)
+                    pairs=pairs, change=change)
     return Made(manifest=manifest, latents=latents, masks=mask_rows, texts=captions, stds=deviations, root=root,
                 samples=sorted(samples, key=lambda sample: sample.id))
 
@@ -164,7 +168,7 @@ def reference(size: Size, *where: object) -> Reference:
 
 
 def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], asked, prompts: str | None, *, masks: bool,
-         stds: bool, prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
+         stds: bool, prediction: str, pairs: bool, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
     """Tables, prompt file and document."""
     table = build_shards(shards.facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
@@ -172,7 +176,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
     def row(key: str) -> dict[str, int]:
         return {"shard": numbers[shards.refs[key].shard], "row": shards.refs[key].row}
 
-    shapes = sorted({*((size, ()) for size in BUCKETS), *(sample.shape for sample in samples)})
+    shapes = sorted({*((size, ()) for size in BUCKETS if not pairs), *(sample.shape for sample in samples)})
     unconditional = unconditional_key(CONTEXT)
     if prompts is not None:
         (root / "prompts.txt").write_text(prompts)
@@ -186,7 +190,8 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
         "format": FORMAT, "version": WITH_REFERENCES if any(sizes for _, sizes in shapes) else VERSION,
         "cache": "cache", "family": "sd15",
         "model": {"path": relative_name(model, root / "m.json")},
-        "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
+        "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125",
+                    **({"references": {"fit": "pair", "resolution": 0}} if pairs else {})},
         "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
         "fields": fields, "sources": ["photos"], "recipe": None, "options": ["--model", {"path": "model"}],
         "rejected": 0,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
-from prep.geometry import have_references
 from prep.loader.index import Index, open_index
 from prep.loader.shards import Looks, check_shards
 from prep.manifest.document import Manifest, read_manifest
@@ -49,7 +48,7 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
     with Noting(faults):
         check_fields(manifest, config)
     with Noting(faults):
-        check_libraries(config, FAMILIES[manifest.family], references=have_references(manifest.shapes))
+        check_libraries(config, FAMILIES[manifest.family], references=manifest.referring, paired=manifest.paired)
     with Noting(faults):
         index = open_index(manifest)
     if index is not None:

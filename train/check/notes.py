@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from prep.errors import ConfigError
-from prep.formatting import format_bytes
+from prep.formatting import counted, format_bytes
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
@@ -35,6 +35,10 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
         if config.slider.on:
             yield ("slider is on: pictures teach nothing but where it is trained; each micro-batch takes three forward "
                    "passes of the base beside two of the adapters, at weight 1 and -1")
+        if index.paired:
+            pairs = counted(sum(map(len, index.training)), "pair")
+            yield (f"{pairs} of pictures train a slider: adapters learn the pictures at weight 1 and the others at -1, "
+                   "in two forward passes of each micro-batch")
     if model is not None and model.adapter is not None:
         yield from model.adapter.notes
     if model is not None and model.drawing != model.path:

@@ -13,12 +13,14 @@ from prep.training.schema import Config
 from train.optim.optimizers import TABLE
 from train.trackers.tracked import check_trackers
 
+_ALONE = "encode the pictures alone: --references none --reference-fit family"
 DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
 
 
-def check_libraries(config: Config, family: Family, *, references: bool = False) -> None:
+def check_libraries(config: Config, family: Family, *, references: bool = False, paired: bool = False) -> None:
     """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, if torch is too old, or
-    diffusers computes the attention of the family's denoisers otherwise. `references`: whether the data have any."""
+    diffusers computes the attention of the family's denoisers otherwise. `references`: whether the data have any;
+    `paired`: whether they are pairs of pictures, for a slider."""
     check_trackers(config.log)
     name = config.optimizer.name
     facts = TABLE[name]
@@ -34,8 +36,8 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
         if getattr(config.preserve, kept) and config.method == "full":
             raise ConfigError(f"preserve.{kept} is on, which is for the frozen base of a LoRA, but method is 'full'",
                               hint=f"--method lora, or --set preserve.{kept}={off}")
-    if config.slider.on:
-        _check_slider(config)
+    if config.slider.on or paired:
+        _check_slider(config, paired=paired)
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
@@ -48,16 +50,23 @@ def check_libraries(config: Config, family: Family, *, references: bool = False)
         _check_drawn(config)
 
 
-def _check_slider(config: Config) -> None:
-    """Raises `ConfigError` for settings of runs whose weights cannot be subtracted from the base as well."""
+def _check_slider(config: Config, *, paired: bool) -> None:
+    """Raises `ConfigError` for settings of runs whose weights cannot be subtracted from the base as well, and for a
+    slider of prompts where the data are pairs."""
+    if config.slider.on and paired:
+        raise ConfigError("slider is on, which trains a slider between two prompts, but the pictures are pairs, which "
+                          "train one between themselves",
+                          hint=f"leave slider out of the settings, or {_ALONE}")
+    what, otherwise = ("slider is on, which trains", "leave slider out of the settings") if not paired else (
+        "the pictures are pairs, which train", _ALONE)
     for name, wrong, why, way in (
             ("method", config.method == "full", "is 'full', which trains the model's own weights", "--method lora"),
             ("lora.init", config.lora.init == "pissa", "is 'pissa', whose adapters are a part of the base",
              "--set lora.init=kaiming"),
             ("lora.dora", config.lora.dora, "is on, which trains lengths of the base's rows", "--set lora.dora=false")):
         if wrong:
-            raise ConfigError(f"slider is on, which trains adapters at weight 1 and -1, but {name} {why}",
-                              hint=f"{way}, or leave slider out of the settings")
+            raise ConfigError(f"{what} adapters at weight 1 and -1, but {name} {why}",
+                              hint=f"{way}, or {otherwise}")
 
 
 def _check_drawn(config: Config) -> None:

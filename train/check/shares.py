@@ -85,7 +85,7 @@ def _pictures(setup: Setup) -> list[float]:
             tuple((wide, high) for wide, high in (shown["bucket"] for shown in each.get("references", ()))))
            for each in prompts["samples"]]
     if not own and prompts["file"] is None:
-        own = [(PromptSettings(), references)] * CAPTIONS
+        own = [(PromptSettings(), () if setup.index.paired else references)] * CAPTIONS
     costs = []
     for prompt, shown in own:
         known = (prompt.guidance, settings.guidance, family.sampling.guidance)

@@ -58,10 +58,10 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
 
 def _longest_sequence(setup: Setup) -> list[str]:
     """A line on the longest sequence of the denoiser that has references, if there are any. One that inpaints takes
-    its masked picture in the same tokens."""
+    its masked picture in the same tokens, and the pictures of a pair are seen one after the other."""
     trained = [shape for shape, members in zip(setup.manifest.shapes, setup.index.training, strict=True)
                if shape[1] and len(members)]
-    if not trained or setup.index.inpaints:
+    if not trained or setup.index.inpaints or setup.index.paired:
         return []
     side = setup.family.token_side
     size, references = max(trained, key=pixels_of)

@@ -183,7 +183,8 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
         settings = {**now.settings, **wanted}
         try:
             changed = changed_by(setup.config, settings)
-            check_libraries(changed, setup.family, references=setup.index.referring)
+            check_libraries(changed, setup.family, references=setup.index.referring,
+                            paired=setup.index.paired)
         except ConfigError:  # of a library that is not installed, or of settings that exclude each other
             continue
         if too_many_ranks(changed, world):

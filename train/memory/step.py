@@ -209,13 +209,15 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
         latent = counted.empty(tuple(latent.shape), torch.float32)
     mask = (counted.empty((count, *index.shape("mask", request.bucket)["mask"]), torch.uint8)
             if setup.reads_masks else None)
+    others = _references(setup, request, counted)
     return Batch(latent_BChw=latent, text=_text(setup, request, counted), noise_BChw=noise,
                  mask_B1hw=mask[:, :1] if setup.masked and mask is not None else None,
                  inpaint_mask_BMhw=mask if index.inpaints else None,
                  input_noise_BChw=counted.empty(tuple(latent.shape), torch.float32)
                  if config.noise.perturbation else noise,
                  sizes_B6=torch.ones(count, 6), timestep_B=torch.zeros(count, dtype=torch.int64),
-                 weight_B=torch.ones(count), references=_references(setup, request, counted),
+                 weight_B=torch.ones(count), references=() if index.paired else others,
+                 opposite_BChw=others[0] if index.paired else None,
                  draws=request.draws, slot=Slot(False), padding=False)
 
 
@@ -236,7 +238,8 @@ def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Ten
     if tokens is not None:
         found[ATTENTION_MASK] = _mask(rows, refs, tokens).to(_stored(arrays[ATTENTION_MASK]))
     if PICTURES in found:  # anywhere: only how many there are takes memory
-        pictures = torch.arange(found[PICTURES].shape[1]) < len(request.draws[0].references)
+        shown = 0 if setup.index.paired else len(request.draws[0].references)
+        pictures = torch.arange(found[PICTURES].shape[1]) < shown
         found[PICTURES] = pictures.expand(count, -1).to(found[PICTURES].dtype)
     return found
 

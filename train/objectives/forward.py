@@ -72,8 +72,20 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, 
     )
 
 
-def opposite(denoiser: Denoiser, batch: Batch, given: Prediction) -> Prediction:
-    """The other direction of a slider, of which `given` is that at weight 1; the adapters are at weight -1 by now."""
+def has_opposite(batch: Batch, slide: Slide | None) -> bool:
+    """Whether a slider is trained, whose adapters predict once more at weight -1: by prompts, or of pairs."""
+    return slide is not None or batch.opposite_BChw is not None
+
+
+def opposite(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss, given: Prediction,
+             preserve: Preserve = NOTHING, *, together: bool = False) -> Prediction:
+    """The other direction of a slider, of which `given` is that at weight 1; the adapters are at weight -1 by now.
+
+    Of pairs, the other picture with the same noise, timestep, text and mask: visual sliders of Gandikota et al. (2023).
+    """
+    if batch.opposite_BChw is not None:
+        return forward(denoiser, replace(batch, latent_BChw=batch.opposite_BChw), latents, settings, preserve,
+                       together=together)
     assert given.neutral_BChw is not None, "only a slider has two directions"
     return replace(given, predicted_BChw=predict(denoiser, given.noised_BChw, batch.timestep_B, given.conditions),
                    target_BChw=2 * given.neutral_BChw - given.target_BChw)

@@ -125,9 +125,9 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
 
 
 def _pictures_of(index: Index, sample: int) -> tuple[RowRef, tuple[RowRef, ...]]:
-    """The latent of a sample's first view, and those of its references."""
+    """The latent of a sample's first view, and those of its references, if they are conditions."""
     samples, view = index.samples, int(index.samples.view_offsets[sample])
-    own = samples.references_of(sample, view)
+    own = range(0) if index.paired else samples.references_of(sample, view)
     columns = samples.views, samples.references
     latents, references = (index.refs(columns[number]["latent_shard"][some], columns[number]["latent_row"][some])
                            for number, some in enumerate((slice(view, view + 1), slice(own.start, own.stop))))

@@ -23,7 +23,7 @@ from prep.encode.targets.prompts import painted_in, targets_of_prompts
 from prep.encode.targets.records import Contexts, LatentSource, PictureTarget, PictureTargets, Targets, TextTargets
 from prep.formatting import printable_name
 from prep.fs.place import Place
-from prep.geometry import Placement
+from prep.geometry import PAIR, Placement
 from prep.keys import MaskedLatentKeys
 from prep.manifest.samples import NO_PROMPT, Reference, Sample, Samples, Text, View
 from prep.recipe.prompts import Prompt
@@ -98,7 +98,8 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Row
             targets: TextTargets, embedding: str | None) -> Sample:
     """The sample of a placed item, with the key of its embedding; adds the targets of its text rows."""
     item, name, source = seat.item, seat.item.item.label, recipe.sources[seat.item.item.source]
-    seen = keys.seen(zip(item.references, seat.references[0], strict=True) if item.references else (), name)
+    shown = item.references and recipe.reference_fit != PAIR
+    seen = keys.seen(zip(item.references, seat.references[0], strict=True) if shown else (), name)
     texts = tuple(Text(caption=caption, weight=weight, key=add_text(targets, keys.text, caption, seen, name))
                   for caption, weight in item.captions)
     if seen:

@@ -15,6 +15,7 @@ from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, refere
 from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs.labels import source_prefixes
+from prep.geometry import PAIR
 from prep.images.drawn_mask import drawn_hole
 from prep.manifest.samples import Reference, Sample, Text, View
 from prep.manifest.select import Selector
@@ -87,7 +88,8 @@ def state_of(survey: Survey) -> SourceState:
     data = Data(kind="Source", name=name_of(recipe), selector=selector, shapes=shapes,
                 sources=[source.path for source in recipe.sources], roles={role: roles[role] for role in ROLES},
                 crowds=[crowds[shape] for shape in shapes], rejected=survey.rejected + _unplaced(bucketing),
-                facts=_facts(recipe), describe=tables.describe, notes=_notes(survey))
+                facts=_facts(recipe), describe=tables.describe, notes=_notes(survey),
+                paired=recipe.reference_fit == PAIR)
     return SourceState(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing),
                        tables=tables, placing=bucketing.findings)
 

@@ -204,6 +204,28 @@ def test_a_concept_slider(convert_job):
     assert not convert_job(slider={"positive_prompt": "an old man"})[1].slider.on  # of another process: not read
 
 
+def test_an_image_slider(convert_job, tmp_path):
+    """Its pictures of weight 1 are a source, the others its references. Pictures side by side are not cut apart."""
+    for name in ("old", "young"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "young/0.txt").write_text("a person")
+    found, config = convert_job(type="image_reference_slider_trainer", datasets=[], slider={
+        "weight_jitter": 0.5, "datasets": [
+            {"pos_folder": "old", "neg_folder": "young", "target_class": "a  person", "size": 256, "neg_weight": 2.0,
+             "network_weight": 1.0},
+            {"pair_folder": "both", "network_weight": 4.0}]})
+    (source,) = found.recipe.sources
+    assert (source.path, source.references) == (tmp_path / "old", (tmp_path / "young",))
+    assert (found.recipe.reference_fit, found.recipe.image.resolution) == ("pair", 256)
+    assert (found.recipe.caption.missing, found.recipe.caption.constant) == ("constant", "a person")
+    assert not config.slider.on and "slider.weight_jitter" in notes(found)["other settings"]
+    said = {one.key: one.said for one in found.notes}
+    assert said["slider.datasets[0].neg_weight"].startswith("the pictures are those at weight 1 and -1")
+    assert said["slider.datasets[0].neg_folder"].startswith("its captions are not read")
+    assert said["slider.datasets[1]"].startswith("skipped: it has no pos_folder")
+    assert "slider.datasets[0].network_weight" not in said
+
+
 def test_prompts(convert_job, tmp_path):
     (tmp_path / "ref.png").write_bytes(b"")
     found, config = convert_job(sample={"seed": -1, "neg": "blurry", "samples": [

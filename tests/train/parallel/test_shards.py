@@ -47,7 +47,7 @@ KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
          "beside": ("--rank", 2),
          "preserve": ("--rank", 2, "--set", "preserve.prior=true", "--set", "preserve.unmasked=0.5", "--set",
                       "preserve.prompted=0.5", "--set", 'preserve.prompts=["", "a red circle"]'),
-         "slider": ("--rank", 2, "--set", "slider.positive=a red circle"),
+         "slider": ("--rank", 2, "--set", "slider.positive=a red circle"), "pairs": ("--rank", 2),
          "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
 
 
@@ -98,11 +98,12 @@ def others_read_pieces(train, path, folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
-    ("lora", 4), ("beside", 2), ("full", 2), ("preserve", 2), ("slider", 2)])
+    ("lora", 4), ("beside", 2), ("full", 2), ("preserve", 2), ("slider", 2), ("pairs", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, setup_of, train, tmp_path, kind, count):
     """Also what is validated and drawn in between, with the average in place of the weights; also beside a training
     adapter, and with what the base predicts, which each process asks as often as others."""
-    made, one, run = make(validation=3, prior=kind == "preserve"), tmp_path / "one", tmp_path / "divided"
+    made = make(validation=3, prior=kind == "preserve", pairs=kind == "pairs")
+    one, run = tmp_path / "one", tmp_path / "divided"
     path, words = made.path, ("run", made.path, *COMMON, *KINDS[kind])
     if kind == "beside":
         training_adapter(setup_of(made, lora={"rank": 3, "targets": "kohya-conv"}), tmp_path / "beside.safetensors")

@@ -1,6 +1,7 @@
 """Converts the datasets of ai-toolkit's configuration (YAML or JSON) to the sources of a recipe.
 
 Control pictures become references: `control_path` is a directory or several, `control_path_1` and so on are more.
+The two directories of an image slider become a source and its references, with `fit = "pair"`.
 Names, defaults and units were compared with ai-toolkit 27a03a91 (toolkit/config_modules.py, data_loader.py).
 """
 
@@ -50,6 +51,8 @@ _LEFT: Mapping[str, str] = {
                      "shrink_video_to_frames", "fps", "auto_frame_count", "do_i2v", "do_audio", "audio_normalize",
                      "audio_preserve_pitch", "trim_auto_frame_count_tail"), "no counterpart"),
 }
+_AT_ONE = dict.fromkeys(("network_weight", "pos_weight", "neg_weight"), "the pictures are those at weight 1 and -1: no "
+                        "counterpart")
 # Settings that do nothing with these values, or only for videos.
 _IDLE: Mapping[str, Any] = {"num_frames": 1, "network_weight": 1, "scale": 1, "random_triggers_max": 1,
                             "replay_transforms": True, "type": "image", "bucket_tolerance": 64, "fps": None,
@@ -68,6 +71,34 @@ def fill(draft: Draft, tables: list[Any], trigger: str) -> list[float]:
         layer = Layer(table=table, where=f"datasets[{number}]", keys_read=idle)
         floors += _dataset(ToolConfig(draft=draft, layers=[layer]), trigger)
     return floors
+
+
+def fill_pairs(draft: Draft, tables: list[Any]) -> None:
+    """Adds the sources of an image slider's `tables`: pictures of weight 1, with those of weight -1 as references.
+
+    Raises `Unparsed`.
+    """
+    for number, table in enumerate(list_of(tables, lambda value, at: expect(value, dict, at), "slider.datasets")):
+        where = f"slider.datasets[{number}]"
+        config = ToolConfig(draft=draft, layers=[Layer(table=table, where=where)])
+        folders = [config.get(f"{name}_folder", str, "") for name in ("pos", "neg")]
+        if not all(folders):
+            draft.note(where, None, "skipped: it has no pos_folder and neg_folder; pictures side by side in one file "
+                       "are not cut apart: write them into two directories, with the same names", "")
+            continue
+        usual = " ".join(config.get("target_class", str, "").split())
+        size = resolution_check(config.any("size") or 512, config.key("size"))
+        config.layers[0].keys_read.update(name for name in _AT_ONE if table.get(name) == 1)
+        config.note_unread(_AT_ONE)
+        other = draft.place(folders[1], config.key("neg_folder"))
+        if other.is_dir() and any(other.glob("*.txt")):
+            config.note("neg_folder", "its captions are not read: both pictures have the caption of the first")
+        draft.dropouts.append(0.0)
+        draft.images.append((where, ImageOptions(resolution=size)))
+        draft.sources.append(Source(
+            path=draft.place(folders[0], config.key("pos_folder")), references=(other,),
+            caption=CaptionOptions(missing="constant" if usual else "empty", constant=usual, lines="join",
+                                   keep_separator="")))
 
 
 def put_masks(draft: Draft, floors: list[float], training: Training) -> None:

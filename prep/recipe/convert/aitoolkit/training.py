@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prep.geometry import PAIR
 from prep.parse import expect
 from prep.recipe.convert.aitoolkit import dataset
 from prep.recipe.convert.aitoolkit.model import put_model, steps_there
@@ -24,8 +25,8 @@ from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.prompts import parse_prompts
 
-SLIDER = "concept_slider"
-TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer", SLIDER)  # types of a process that trains on datasets
+SLIDER, PAIRS = "concept_slider", "image_reference_slider_trainer"
+TRAINERS = ("sd_trainer", "diffusion_trainer", "ui_trainer", SLIDER, PAIRS)  # types of processes that train on pictures
 _SECTIONS = ("network", "train", "model", "sample", "save", "logging", "slider")
 _READ = ("type", "datasets", "trigger_word", "training_seed", "name", *_SECTIONS)
 _RUN = "an option of train run: -o RUN"
@@ -101,6 +102,8 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     trigger = job.whole.get("trigger_word", str, "")
     tables = job.whole.get("datasets", list, [])
     floors = dataset.fill(draft, tables, trigger)
+    if process.get("type") == PAIRS:
+        dataset.fill_pairs(draft, job["slider"].get("datasets", list, []))
     dataset.put_masks(draft, floors, training)
     train, model = job["train"], job["model"]
     network = job["network"] if isinstance(process.get("network"), dict) else None
@@ -121,7 +124,7 @@ def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     prompts = prompts_of(job["sample"], trigger, training)
     prompts += "".join(prompt_text([Sampled(prompt=text)]) for text in _rows_needed(training, prompts))
     _others(job, training)
-    fit = dataset.reference_fit(draft, tables)
+    fit = PAIR if process.get("type") == PAIRS else dataset.reference_fit(draft, tables)
     converted = draft.finish()
     return replace(converted, training=training, prompts=prompts, recipe=replace(
         converted.recipe, model=options, reference_fit=fit))
