@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import vision_models
 from account import account, state
 from harness import ENVIRONMENT, FORKS, PATIENCE, ended
 from pictures import draw, draw_mask
@@ -137,13 +138,15 @@ def test_all_rows_with_models(stage, cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_that_the_command_starts(stage, tmp_path):
-    assert stage.run(stage.encode(), task_rows=256)["codes"] == [0]  # as in a process of its own
+    embed = ["--embed", str(vision_models.build(tmp_path / "vision", "clip"))]
+    assert stage.run(stage.encode(*embed), task_rows=256)["codes"] == [0]  # as in a process of its own
     there = stage.at(tmp_path / "ray")
-    words = [*there.encode(), "--engine", "ray", "--workers", "1"]
+    words = [*there.encode(*embed), "--engine", "ray", "--workers", "1"]
     done = subprocess.run([sys.executable, "-W", "error", "-m", "prep", *words], capture_output=True, text=True,
                           timeout=PATIENCE, env={**ENVIRONMENT, "RAY_TMPDIR": "/tmp"})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["encoded"] == {"latent": 5, "mask": 2, "text": 4}  # and Ray says nothing there
+    assert json.loads(done.stdout)["encoded"] == {
+        "latent": 5, "mask": 2, "text": 4, "embedding": 5}  # and Ray says nothing there
     account(there.home)
     assert (there.home / "m.json").read_bytes() == (stage.home / "m.json").read_bytes()
 

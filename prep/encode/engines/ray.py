@@ -18,7 +18,7 @@ from typing import Any
 from prep.cache.records import Task
 from prep.encode.engines.commit import check_failed
 from prep.encode.engines.job import Job, Outcome, RayOptions
-from prep.encode.engines.local import bar_of
+from prep.encode.engines.local import FIELDS, bar_of
 from prep.encode.engines.order import TAKEN
 from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import UsageError
@@ -70,9 +70,10 @@ class _Block:
 
 
 def _blocks(tasks: Sequence[Task]) -> Iterator[_Block]:
-    """Masks, then text, then latents. Several text tasks go together, because text encoders may be loaded in turn."""
-    for name, size in (("mask", 1), ("text", TAKEN), ("latent", 1)):
-        some = [task for task in tasks if task.field == name]
+    """In the order of fields. Several text tasks go together, because text encoders may be loaded in turn."""
+    assert {task.field for task in tasks} <= set(FIELDS), "no task is left out"
+    for name in FIELDS:
+        some, size = [task for task in tasks if task.field == name], TAKEN if name == "text" else 1
         yield from (_Block(tasks=tuple(some[start:start + size])) for start in range(0, len(some), size))
 
 
@@ -113,14 +114,16 @@ def _encoded(job: Job, crew: Crew[_Block, Outcome], bars: _Bars) -> Outcome:
 
 
 def _given_up(job: Job, block: _Block, said: str) -> Outcome:
-    """The outcome of a task that failed in every attempt: a finding for each picture, a notice for captions."""
+    """The outcome of a task that failed in every attempt: a finding for each picture that training lacks, a notice for
+    captions, and for embeddings, whose lack is a warning of each sample."""
     (task,) = block.tasks
-    rows = job.targets.latents if task.field == "latent" else job.targets.masks
+    rows = {"latent": job.targets.latents, "mask": job.targets.masks}.get(task.field, {})
     findings = [Finding(path=rows[key].name, code="not-encoded", severity="error",
                         detail=f"{rows[key].file} was not encoded: its task failed {ATTEMPTS} times, the last time "
                                f"because {said}; run the command again") for key in task.rows if key in rows]
-    notices = [f"note: {counted(len(task.rows), 'caption')} not encoded: the task failed {ATTEMPTS} times; the last "
-               f"time: {said}"] if task.field == "text" else []
+    what = {"text": "caption", "embedding": "embedding"}.get(task.field)
+    notices = [f"note: {counted(len(task.rows), what)} not encoded: the task failed {ATTEMPTS} times; the last time: "
+               f"{said}"] if what else []
     return Outcome(encoded={}, transient=tuple(findings), notices=tuple(notices), failed=1)
 
 

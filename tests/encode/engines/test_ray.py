@@ -175,6 +175,19 @@ def test_text_tasks_that_fail_together_are_tried_one_by_one(run):
         "note: 2 captions not encoded: the task failed 3 times; the last time: RuntimeError: odd",)
 
 
+def test_embeddings_that_fail_are_no_findings_of_pictures(run):
+    """Training needs none, and of a sample that lacks its own the manifest warns."""
+    def behave(number, job):
+        if any(one.field == "embedding" for one in job.tasks):
+            raise RayError("killed")
+        return done(job)
+
+    job = Job(cache=run.cache, tasks=[*TASKS[:2], task(99, "embedding")])
+    outcome = run(behave, job=job)
+    assert not outcome.transient and len(run.made) == 2
+    assert outcome.notices[0] == "note: 2 embeddings not encoded: the task failed 3 times; the last time: killed"
+
+
 def test_too_many_failures_end_the_run(run):
     with pytest.raises(CacheError, match=r"11 rows failed .* a task failed 3 times; the last time: killed"):
         run(lambda number, job: (_ for _ in ()).throw(RayError("killed")))
