@@ -113,7 +113,7 @@ def _of_encode(document: Mapping[str, Any]) -> Answer:
     encoded, reused = document["encoded"], document["reused"]
     estimate = document["estimate"]
     memory, measured = estimate["memory"] or {}, estimate["measured"]
-    peaks = [memory[name] for name in ("text", "latent") if memory.get(name)]
+    peaks = [memory[name] for name in ("text", "latent", "embedding") if memory.get(name)]
     rejected = len(document["rejected"])
     facts = [
         *((f"{name}s" if name != "text" else "texts", f"{count:,} to encode, {reused.get(name, 0):,} in the cache")
@@ -124,6 +124,7 @@ def _of_encode(document: Mapping[str, Any]) -> Answer:
         ("memory of the VAE", _bytes(memory.get("latent")) and (
             f"{_bytes(memory['latent'])}, for {counted(memory['batch_size'], 'picture')} at a time"
             + ("" if memory["largest_batch"] is None else f"; {memory['largest_batch']:,} would fit"))),
+        ("memory of the vision model", _bytes(memory.get("embedding"))),
         ("time", "" if measured is None else f"about {clock(measured['seconds'])}"),
         ("memory, measured", "" if measured is None else _bytes(measured["memory"]))]
     says = "encoding takes no encoder: the cache has all rows" if not any(encoded.values()) else (

@@ -41,6 +41,7 @@ def opened(path):
 def test_rows_of_prep_embed_are_found_and_read_with_the_manifest(prep, encode, photos, vision, tmp_path):
     dry = encode("--embed", vision["clip"], "--dry-run", "--measure").json
     assert dry["estimate"]["measured"]["rows"]["embedding"] == 8
+    assert dry["estimate"]["memory"]["embedding"] > (vision["clip"] / "model.safetensors").stat().st_size // 2
     assert (dry["encoded"]["embedding"], dry["estimate"]["fields"]["embedding"]["bytes"]) == (8, 8 * 24 * 2)
     made = prep("embed", photos, "--model", vision["clip"], "--cache", tmp_path / "cache", "--resolution", 64, "--step",
                 8, "--json")

@@ -23,7 +23,8 @@ ASKED = "/form/prep-encode?source=missing"
 
 
 def encode(**changed: Any) -> dict[str, Any]:
-    memory = {"free": 100 * MIB, "text": 7 * MIB, "latent": 9 * MIB, "batch_size": 4, "largest_batch": 40}
+    memory = {"free": 100 * MIB, "text": 7 * MIB, "latent": 9 * MIB, "batch_size": 4, "largest_batch": 40,
+              "embedding": 3 * MIB}
     return {"format": "latentry/encode", "encoded": {"latent": 1200, "mask": 0, "text": 3},
             "reused": {"latent": 5, "mask": 0, "text": 0}, "rejected": [{}, {}],
             "estimate": {"fields": {"latent": {"bytes": MIB}, "text": {"bytes": 2 * MIB}}, "weights": 5,
@@ -46,7 +47,7 @@ def test_encode_says_memory_rows_and_bytes() -> None:
     assert facts["latents"] == "1,200 to encode, 5 in the cache"
     assert (facts["size of new rows"], facts["pictures left out"]) == ("3.0 MiB", "2")
     assert facts["memory of the VAE"] == "9.0 MiB, for 4 pictures at a time; 40 would fit"
-    assert "time" not in facts
+    assert facts["memory of the vision model"] == "3.0 MiB" and "time" not in facts
     measured = answer_of(json.dumps(encode(measured={"seconds": 3700.0, "memory": None, "rows": {}})), "", 0)
     assert dict(measured.facts)["time"] == "about 1:01:40"
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prep.encode.options import BATCH, TEXT_BATCH
+from prep.encode.options import BATCH, EMBED_BATCH, TEXT_BATCH
 from prep.encode.plan import EncodePlan
 from prep.encode.prepare import Prepared
 from prep.errors import Problem
 from prep.formatting import format_bytes
 from prep.geometry import Size
-from prep.models.device.peaks import Peak, first_of, free_bytes, require_fitting, text_peak, vae_peak
+from prep.models.device.peaks import Peak, first_of, free_bytes, require_fitting, text_peak, vae_peak, vision_peak
 from prep.models.text.quantization import most_captions
 
 
@@ -25,6 +25,7 @@ class Forecast:
     captions: int  # at a time
     vae: Peak | None  # None: no pictures to encode
     pictures: int  # at a time
+    vision: Peak | None = None  # None: no pictures to embed
 
     @property
     def most(self) -> int | None:
@@ -35,7 +36,8 @@ class Forecast:
         """Its part of the document of `--json`."""
         return {"free": self.free, "text": None if self.text is None else self.text.of(self.captions),
                 "latent": None if self.vae is None else self.vae.of(self.pictures), "batch_size": self.pictures,
-                "largest_batch": self.most}
+                "largest_batch": self.most,
+                "embedding": None if self.vision is None else self.vision.of(EMBED_BATCH)}
 
     def as_lines(self) -> list[str]:
         """The same for people."""
@@ -45,6 +47,8 @@ class Forecast:
         if self.vae is not None:
             parts.append(f"VAE {format_bytes(self.vae.of(self.pictures))} for {self.pictures} of the largest pictures "
                          "at a time")
+        if self.vision is not None:
+            parts.append(f"{self.vision.name} {format_bytes(self.vision.of(EMBED_BATCH))}")
         if not parts:
             return []
         free = "" if self.free is None else f"; {format_bytes(self.free)} are free"
@@ -71,9 +75,12 @@ def forecast_of(ready: Prepared, planned: EncodePlan) -> Forecast | None:
         if vae is not None and free is not None:
             require_fitting(vae, largest, free)
             wanted = wanted if options.batch_size else min(wanted, max(1, vae.fitting(free)))
-    if text is None and vae is None:
+    vision = None
+    if (seeing := resolved.vision) is not None and planned.missing.get("embedding"):
+        vision = _counted(lambda: vision_peak(seeing))
+    if text is None and vae is None and vision is None:
         return None
-    return Forecast(free=free, text=text, captions=captions, vae=vae, pictures=wanted)
+    return Forecast(free=free, text=text, captions=captions, vae=vae, pictures=wanted, vision=vision)
 
 
 def _counted(count: Callable[[], Peak]) -> Peak | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 
 from prep.errors import OutOfMemoryError, UsageError
 from prep.formatting import format_bytes
@@ -28,11 +29,14 @@ from prep.models.device.offload import SHARED
 from prep.models.family import Family, TextOptions
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import text_files, vae_files
-from prep.models.loading import quiet_libraries
+from prep.models.loading import load_part, quiet_libraries
+from prep.models.pipeline import single_model_files
 from prep.models.tensors import DTYPES, checked_device, device_names
 from prep.models.text.pipeline import encoder_configs, spoken
 from prep.models.text.quantization import encoder_bytes, most_captions
 from prep.models.vae import posterior, use_tiles
+from prep.models.vision.encoder import outputs
+from prep.models.vision.model import COMPUTE, VisionModel
 from prep.models.weights import shapes_in
 
 PLENTY = 1 << 13  # bytes that a VAE takes for a pixel at the most: three times what SD's takes in float32
@@ -101,6 +105,21 @@ def text_peak(model: Model, family: Family, options: TextOptions, compute: str, 
                                 DTYPES[compute].itemsize)
         found.append(Peak(name=spoken(name), weights=weights, each=moving))
     return max(found, key=lambda peak: peak.of(most_captions(options.quantization) or batch))
+
+
+def vision_peak(model: VisionModel) -> Peak:
+    """Of a vision model, for pictures as it sees them. Raises as `vae_peak`."""
+    files = single_model_files(model.folder)
+    kind = getattr(transformers, model.kind.model)
+    config = load_part(kind.config_class, files, "config of the vision model")
+    width, height = model.preparation.seen
+
+    def embed(tower: Any, mode: Hollow) -> object:
+        image_13HW = mode.empty((1, height, width, 3), torch.uint8).permute(0, 3, 1, 2).float()
+        return outputs(tower, model.kind.output, image_13HW)
+
+    weights, moving = _counted(kind, files, partial(kind, config), DTYPES[COMPUTE], embed)
+    return Peak(name="vision model", weights=weights, each=moving)
 
 
 def _counted(kind: Any, files: ComponentFiles, made: Callable[[], Any], dtype: torch.dtype,

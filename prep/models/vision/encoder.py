@@ -58,13 +58,13 @@ class VisionEncoder:
     def _forward(self, pixels_BHW3: Pixels) -> list[Arrays | None]:
         given = torch.from_numpy(pixels_BHW3).to(self._device).permute(0, 3, 1, 2).float()
         image_B3HW = (given * self._model.preparation.factor - self._mean_1311) / self._std_1311
-        made_BD = _outputs(self._tower, self._model.kind.output, image_B3HW).float()
+        made_BD = outputs(self._tower, self._model.kind.output, image_B3HW).float()
         unit_BD = (made_BD / made_BD.norm(dim=1, keepdim=True)).cpu()
         return [{"embedding": row} if fine else None
                 for row, fine in zip(stored(unit_BD, STORED), finite_rows(unit_BD, STORED), strict=True)]
 
 
-def _outputs(tower: Any, output: str, image_B3HW: torch.Tensor) -> torch.Tensor:
+def outputs(tower: Any, output: str, image_B3HW: torch.Tensor) -> torch.Tensor:
     """What of a model is the embedding of pictures, [B, D]."""
     return pooled(tower(pixel_values=image_B3HW) if output == "cls" else
                   tower.get_image_features(pixel_values=image_B3HW))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 
@@ -12,18 +13,22 @@ pytest.importorskip("transformers", minversion="5", reason="older tokenizers can
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
 
 import tiny_pipelines
+import transformers
+import vision_models
 
 from prep.errors import OutOfMemoryError
 from prep.models.configs import Configs
 from prep.models.device import peaks
 from prep.models.device.counting import Counted
-from prep.models.device.peaks import at_once, text_peak, vae_peak
+from prep.models.device.peaks import at_once, text_peak, vae_peak, vision_peak
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_files
 from prep.models.pipeline import infer_family
 from prep.models.text.pipeline import load_encoder, spoken
 from prep.models.vae import load_vae, posterior, use_tiles
+from prep.models.vision.encoder import outputs
+from prep.models.vision.model import vision_files, vision_model
 
 SLOW = tiny_pipelines.SECONDARY
 BUILDS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in tiny_pipelines.FAMILIES]
@@ -89,6 +94,20 @@ def test_text_encoders_are_counted_as_they_encode(build, tmp_path):
         found[spoken(each)] = sum(counted.peak.values())
     told = text_peak(model, family, options, "bfloat16", 1)
     assert told.of(1) == pytest.approx(max(found.values()), rel=0.12)
+
+
+@pytest.mark.parametrize("kind", vision_models.KINDS)
+def test_vision_models_are_counted_as_they_embed(kind, tmp_path):
+    files = vision_files(str(vision_models.build(tmp_path / "model", kind)), download=False)
+    model = vision_model(files, lambda path: hashlib.sha256(path.read_bytes()).hexdigest())
+    tower = getattr(transformers, model.kind.model).from_pretrained(model.folder).eval()
+    for count in (1, 3):
+        with Counted() as counted, torch.inference_mode():
+            counted.add("weights", [*tower.parameters(), *tower.buffers()])
+            counted.reset_peak()
+            outputs(tower, model.kind.output, torch.zeros(count, 32, 32, 3, dtype=torch.uint8).permute(
+                0, 3, 1, 2).float())
+        assert vision_peak(model).of(count) == pytest.approx(sum(counted.peak.values()), rel=0.02), count
 
 
 def test_no_weight_is_read(tiny_model, monkeypatch):
