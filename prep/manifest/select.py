@@ -22,7 +22,8 @@ from prep.findings import SEVERITIES
 from prep.fs.labels import labels_of, sources_of
 from prep.manifest.samples import SampleColumns
 
-SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
+SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss", "alike", "typical")
+LIKENESS = ("alike", "typical")  # sorts by what embeddings say
 LASTING = ("name", "id", "weight", "pixels")  # orders that captions and masks do not change
 MADE = ("look", "accepted", "changed", "again")  # captions of models: see `prep.dataset.edits.made`
 MOST_TAGS = 1 << 20  # different ones; captions that are sentences have more
@@ -46,8 +47,19 @@ class Query:
     low: float | None = None  # of the mask's mean: samples without a mask have none
     high: float | None = None
     hard: float | None = None  # the least loss, as in `Selector.losses`
+    cluster: int | None = None  # as in `Compared.clusters`
     sort: str = SORTS[0]
     descending: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What embeddings say of N samples; of one without an embedding nothing."""
+
+    clusters: Column  # int32 [N], -1: none
+    alike: Column  # float64 [N]: cosine with the nearest other picture, or NaN
+    typical: Column  # float64 [N]: mean cosine with its neighbors, or NaN
+    findings: pa.Table  # as the FINDINGS table
 
 
 class Selectable(Protocol):
@@ -68,6 +80,7 @@ class Selector:
         self._listed = listed
         self.samples = listed.samples
         self.losses: Column | None = None  # float64 [N], of a run: 1 is usual, NaN was not shown
+        self.compared: Compared | None = None  # None: not known
         self.made: Column = np.empty(0, np.uint8)  # [N]: 1 + the place in MADE, 0 for none; empty: nothing is known
         self._lock, self._sorting, self._counting = Lock(), Lock(), Lock()
         self._tags: TagIndex | None = None
@@ -93,9 +106,23 @@ class Selector:
             return
         with self._sorting, self._lock:
             self.losses = losses
-            self._known.clear()
+            self._forget("loss")
+
+    def compare(self, compared: Compared) -> None:
+        """Sorts, filters and tells findings by what embeddings say from now on."""
+        if compared is self.compared:
+            return
+        with self._sorting, self._lock:
+            self.compared = compared
+            self._forget(*LIKENESS)
+            for name in ("findings", "codes"):
+                self.__dict__.pop(name, None)
+
+    def _forget(self, *sorts: str) -> None:
+        self._known.clear()
+        for sort in sorts:
             for descending in (False, True):
-                self._orders.pop(("loss", descending), None)
+                self._orders.pop((sort, descending), None)
 
     def judge(self, made: Column) -> None:
         """Filters by these origins of captions from now on."""
@@ -110,13 +137,13 @@ class Selector:
             if query in self._known:
                 self._known.move_to_end(query)
                 return self._known[query]
-        losses, made, fits = self.losses, self.made, np.ones(len(self.samples), bool)
+        losses, made, compared, fits = self.losses, self.made, self.compared, np.ones(len(self.samples), bool)
         for test in self._tests(query):  # the search comes last
             fits &= test()
         order = self._order(query.sort, query.descending)
         selected = order[fits[order]]
         with self._lock:
-            if losses is self.losses and made is self.made:
+            if losses is self.losses and made is self.made and compared is self.compared:
                 self._known[query] = selected
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
@@ -124,30 +151,21 @@ class Selector:
 
     def _tests(self, query: Query) -> list[Callable[[], Column]]:
         samples = self.samples
-        tests: list[Callable[[], Column]] = []
-        if query.role:
-            tests.append(lambda: samples.role == ROLES.index(query.role))
-        if query.source is not None:
-            tests.append(lambda: samples.source == query.source)
-        if query.bucket is not None:
-            tests.append(lambda: samples.bucket == query.bucket)
-        if query.masked is not None:
-            tests.append(lambda: np.isnan(samples.coverage) != query.masked)
-        if query.low is not None:
-            tests.append(lambda: samples.coverage >= query.low)  # never of NaN
-        if query.high is not None:
-            tests.append(lambda: samples.coverage <= query.high)
-        if query.hard is not None:
-            tests.append(lambda: self._losses() >= query.hard)
-        if query.finding:
-            tests.append(lambda: self._with_finding(query.finding))
-        if query.made:
-            tests.append(lambda: self._with_origin(query.made))
-        if query.tag:
-            tests.append(lambda: self._with_tag(query.tag))
-        if query.text:
-            tests.append(lambda: self._with_text(query.text))
-        return tests
+        tests: list[tuple[bool, Callable[[], Column]]] = [
+            (bool(query.role), lambda: samples.role == ROLES.index(query.role)),
+            (query.source is not None, lambda: samples.source == query.source),
+            (query.bucket is not None, lambda: samples.bucket == query.bucket),
+            (query.masked is not None, lambda: np.isnan(samples.coverage) != query.masked),
+            (query.low is not None, lambda: samples.coverage >= query.low),  # never of NaN
+            (query.high is not None, lambda: samples.coverage <= query.high),
+            (query.hard is not None, lambda: self._losses() >= query.hard),
+            (query.cluster is not None, lambda: self._clusters() == query.cluster),
+            (bool(query.finding), lambda: self._with_finding(query.finding)),
+            (bool(query.made), lambda: self._with_origin(query.made)),
+            (bool(query.tag), lambda: self._with_tag(query.tag)),
+            (bool(query.text), lambda: self._with_text(query.text)),
+        ]
+        return [test for asked, test in tests if asked]
 
     def _with_origin(self, made: str) -> Column:
         if len(self.made) != len(self.samples):
@@ -198,6 +216,8 @@ class Selector:
     def findings(self) -> pa.Table:
         """The FINDINGS table, the worst first, then by path. Raises `CacheError`."""
         table = self._listed.findings_table
+        if self.compared is not None:
+            table = pa.concat_tables([table, self.compared.findings])
         rank = pc.fill_null(pc.index_in(table["severity"], value_set=pa.array(SEVERITIES)), len(SEVERITIES))
         order = pc.sort_indices(table.append_column("rank", rank),
                                 sort_keys=[("rank", "ascending"), ("path", "ascending"), ("code", "ascending")])
@@ -276,7 +296,20 @@ class Selector:
             return samples.width.astype(np.int64) * samples.height
         if sort == "loss":
             return self._losses()
+        if sort in LIKENESS:
+            return np.full(len(samples), np.nan) if self.compared is None else getattr(self.compared, sort)
         return samples.coverage if sort == "mask" else samples.weight
+
+    @property
+    def clusters(self) -> list[tuple[int, int]]:
+        """Each cluster's place and its number of samples, if they are known."""
+        if self.compared is None:
+            return []
+        numbers, counts = np.unique(self.compared.clusters[self.compared.clusters >= 0], return_counts=True)
+        return list(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+    def _clusters(self) -> Column:
+        return np.full(len(self.samples), -1) if self.compared is None else self.compared.clusters
 
     def _losses(self) -> Column:
         return np.full(len(self.samples), np.nan) if self.losses is None else self.losses

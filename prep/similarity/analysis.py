@@ -6,7 +6,7 @@ Results do not depend on the order in which pictures come: they are numbered by 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,8 +28,10 @@ from prep.similarity.shares import (
     share_findings,
     source_spreads,
 )
-from prep.similarity.vectors import Halves, Integers, Vectors, vectors_of
+from prep.similarity.vectors import Doubles, Halves, Integers, Vectors, vectors_of
 
+CODES = ("semantic-duplicate", "validation-leak", "outlier", "dominant-cluster", "uniform-source", "caption-misfit",
+         "neighbors-limited")  # of findings
 SHOWN = 80  # characters of a caption in a finding
 EXAMPLES = 11  # pictures of a cluster, beside its medoid
 
@@ -40,6 +42,16 @@ class LookAlikes:
 
     kept: str
     others: tuple[tuple[str, float], ...]  # name and cosine with the kept one, by rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EachPicture:
+    """What is known of each of P pictures, by rank."""
+
+    names: tuple[str, ...]
+    clusters: Integers  # [P]: a place in `Analysis.clusters`
+    alike: Doubles  # [P]: cosine with the nearest other picture; NaN: it has none
+    typical: Doubles  # [P]: mean cosine with its neighbors, by which outliers are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +66,7 @@ class Analysis:
     sources: tuple[SourceSpread, ...]  # by name
     look_alikes: tuple[LookAlikes, ...]  # by the rank of the kept one
     findings: tuple[Finding, ...]  # by code and path
+    each: EachPicture = field(compare=False)
 
 
 def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOptions, *, copies: Collection[str] = (),
@@ -73,14 +86,18 @@ def analyze(pictures: Sequence[Picture], rows: Halves, options: SimilarityOption
     mean = vectors.mean()
     least = threshold(mean, options.near)
     alike, leaked = _resemblances(vectors, ranked, near, found, least)
-    far, median = outliers(closeness(near), deviations=options.deviations, gap=options.gap)
+    means = closeness(near)
+    far, median = outliers(means, deviations=options.deviations, gap=options.gap)
     records, spreads = cluster_records(ranked, found, EXAMPLES), source_spreads(ranked, found)
     findings = [*_limit_findings(len(ranked), len(found)), *_resemblance_findings(ranked, alike, leaked, copies),
                 *_outlier_findings(ranked, near, far, median), *share_findings(records, spreads, options.dominance)]
     if captions is not None:
         own = replace(captions, of=[captions.of[number] for number in order])
         findings += _caption_findings(ranked, own, *misfits(vectors, own, options.misfit))
-    return Analysis(pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records,
+    nearest = near.cosines[:, 0] if near.cosines.shape[1] else np.full(len(ranked), np.nan)
+    each = EachPicture(names=tuple(picture.name for picture in ranked), clusters=found.labels, typical=means,
+                       alike=np.where(np.isfinite(nearest), nearest, np.nan))
+    return Analysis(each=each, pictures=len(ranked), mean=mean, threshold=least, closeness=median, clusters=records,
                     sources=spreads, look_alikes=_look_alikes(ranked, alike),
                     findings=tuple(sorted(findings, key=lambda each: (each.code, each.path))))
 

@@ -13,16 +13,18 @@ from prep.batching.split import ROLES
 from prep.findings import CODES
 from prep.formatting import format_bucket, format_size, shell_name
 from prep.fs.place import Place
-from prep.manifest.select import MADE, MOST_TAGS, SORTS, Query
+from prep.manifest.select import LIKENESS, MADE, MOST_TAGS, SORTS, Query
 from prep.pages.layout import render
 from prep.pages.overlay import Shot, crop_overlay
 from prep.pages.parts import findings_table, pager_of, plural
 from prep.sources.tree import MASK, PICTURES, stem_of
+from prep.view.data import Data
 from prep.view.edit.pages import edit_of, made_of, query_fields, with_form
 from prep.view.edit.replace import Rewording
 from prep.view.params import LONGEST, address
 from prep.view.pictures import statistics
 from prep.view.run_pages import facts_of_run, loss_chart
+from prep.view.similar.pages import comparing_page
 from prep.view.site import Site, card_of, loss_of
 from prep.view.source.worker import UNDECODABLE
 
@@ -37,13 +39,16 @@ TOKENS = 2000  # of a caption
 VIEWS = 32  # on a sample's page
 CHANNELS = 64  # of a latent
 ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
-          "caption": "length of its caption", "pixels": "pixels", "loss": "loss, for its timesteps"}
+          "caption": "length of its caption", "pixels": "pixels", "loss": "loss, for its timesteps",
+          "alike": "likeness to the picture most like it", "typical": "likeness to pictures around it"}
 assert tuple(ORDERS) == SORTS
 NOT_HERE = "The original was not found, has changed, or cannot be decoded."
 
 
 def list_page(site: Site, query: Query, page: int) -> str:
     """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
+    if site.similar is not None and site.lacks(query):
+        return comparing_page(site, site.similar)
     hard, data = site.hardness(), site.data
     selected = site.select(data, query)
     pages = max(1, -(-len(selected) // CARDS))
@@ -54,12 +59,16 @@ def list_page(site: Site, query: Query, page: int) -> str:
         "list.html", query=query, given=query_string, edit_token=site.edit_token,
         queried=query_fields(query_string), **_judged(site), filtered=query != Query(text=query.text),
         wording=None, prefilled=Rewording(query.tag, "", "", whole=True) if query.tag else None,
-        orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
+        orders={name: words for name, words in ORDERS.items()
+                if (hard is not None or name != "loss") and (site.similar is not None or name not in LIKENESS)},
+        clusters=data.selector.clusters,
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_bucket(shape), count) for shape, count in zip(data.shapes, data.crowds, strict=True)],
         sources=[_source(path) for path in data.sources], facts=data.facts, total=len(data.selector.samples),
         count=len(selected), first=page * CARDS + 1, cards=with_form(site, {
-            number: card_of(site, data, number, query=query_string, facts=loss_of(hard, number)) for number in shown}),
+            number: card_of(site, data, number, query=query_string,
+                                    facts=(*loss_of(hard, number), *_likeness(data, query, number)))
+            for number in shown}),
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
         notes=data.notes, next=data.next,
         pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.shapes, page=other + 1)}"))
@@ -97,6 +106,14 @@ def _judged(site: Site) -> dict[str, Any]:
     captioning = "prep caption SOURCE" if site.editor is None else site.editor.edits.captioning
     return {"made_counts": counts if sum(made) else {}, "again": made[-1],
             "captioning": f"{captioning} --model {shell_name(site.origins.rejected_of())}"}
+
+
+def _likeness(data: Data, query: Query, number: int) -> tuple[str, ...]:
+    """The fact of a sample's card by which it is sorted, if embeddings say that."""
+    compared = data.selector.compared
+    if compared is None or query.sort not in LIKENESS:
+        return ()
+    return (f"cosine {getattr(compared, query.sort)[number]:.3f}",)
 
 
 def tags_page(site: Site, query: Query) -> str:

@@ -3,6 +3,7 @@
     ?q=red+heart&split=train&source=0&bucket=512x768&finding=blank&mask=yes&from=10&to=90&page=2
     ?tag=red+heart&made=look
     ?sort=loss&order=down&loss=1.5
+    ?cluster=3&sort=alike
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from prep.geometry import BucketShape
 from prep.manifest.select import MADE, SORTS, Query
 from prep.parse import Unparsed, brief, one_of
 
-NAMES = ("q", "tag", "made", "split", "source", "bucket", "finding", "mask", "from", "to", "loss", "sort", "order")
+NAMES = ("q", "tag", "made", "split", "source", "bucket", "finding", "mask", "from", "to", "loss", "cluster",
+         "sort", "order")
 LONGEST = 500  # characters of a search
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -44,7 +46,9 @@ def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[BucketShap
         source=_source(values["source"], sources) if "source" in values else None,
         bucket=_bucket(values["bucket"], buckets) if "bucket" in values else None,
         masked={"": None, "yes": True, "no": False}[_word(values, "mask", ("yes", "no"))], low=low, high=high,
-        hard=_ratio(values["loss"]) if "loss" in values else None, sort=_word(values, "sort", SORTS) or SORTS[0],
+        hard=_ratio(values["loss"]) if "loss" in values else None,
+        cluster=_cluster(values["cluster"]) if "cluster" in values else None,
+        sort=_word(values, "sort", SORTS) or SORTS[0],
         descending=_word(values, "order", ("up", "down")) == "down")
 
 
@@ -55,6 +59,7 @@ def address(query: Query, buckets: Sequence[BucketShape], *, page: int = 1) -> s
         "bucket": None if query.bucket is None else format_bucket(buckets[query.bucket]), "finding": query.finding,
         "mask": {None: "", True: "yes", False: "no"}[query.masked], "from": _spelled(query.low),
         "to": _spelled(query.high), "loss": "" if query.hard is None else f"{query.hard:.3f}".rstrip("0").rstrip("."),
+        "cluster": None if query.cluster is None else query.cluster + 1,
         "sort": query.sort if query.sort != SORTS[0] else "",
         "order": "down" if query.descending else "", "page": page if page > 1 else ""}
     parameters = {name: value for name, value in values.items() if value not in ("", None)}
@@ -74,6 +79,14 @@ def _word(values: Mapping[str, str], name: str, words: Iterable[str]) -> str:
 
 def _source(text: str, sources: int) -> int:
     return number_of(text, "source", sources - 1)
+
+
+def _cluster(text: str) -> int:
+    """The place of a cluster; pages count them from 1."""
+    number = number_of(text, "cluster", 10**6)
+    if not number:
+        raise Unparsed("cluster is 0, expected the number of one, from 1")
+    return number - 1
 
 
 def _bucket(text: str, buckets: Sequence[BucketShape]) -> int:

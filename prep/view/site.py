@@ -11,7 +11,7 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.manifest.describe import describe_columns
-from prep.manifest.select import Query, Selector
+from prep.manifest.select import LIKENESS, Query, Selector
 from prep.pages.cards import REFERENCES, described_references, more_references, sample_card
 from prep.pages.layout import render
 from prep.pages.overlay import Shot
@@ -22,7 +22,7 @@ from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
 from prep.view.pictures import Pictures
 from prep.view.run import RunFiles
-from prep.view.similar.state import Similar
+from prep.view.similar.state import OF_EMBEDDINGS, PATIENCE, Similar
 from prep.view.source.origins import Origins
 
 if TYPE_CHECKING:
@@ -73,7 +73,15 @@ class Site:
         """The numbers of the samples that fit, in the query's order."""
         if query.made and self.origins is not None:
             data.selector.judge(self.origins.column())
+        if self.similar is not None and (known := self.similar.compared) is not None:
+            data.selector.compare(known)
         return data.selector.select(query)
+
+    def lacks(self, query: Query) -> bool:
+        """Whether a query asks what embeddings say before that is known; they are compared, then. Raises `Problem`."""
+        asks = query.cluster is not None or query.sort in LIKENESS or query.finding in OF_EMBEDDINGS
+        similar = self.similar
+        return asks and similar is not None and not similar.wait(PATIENCE)
 
     def hardness(self) -> Hardness | None:
         """The hardness of each sample for the run until now, which the selector then knows, too."""

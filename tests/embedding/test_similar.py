@@ -14,6 +14,7 @@ from viewing import viewing_here
 from prep.embedding.rows import embeddings_of
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
+from prep.view import site
 from prep.view.similar import pages
 from prep.view.similar.state import Similar
 
@@ -90,9 +91,58 @@ def test_pages_show_the_set_and_what_is_like_a_sample(encoded):
         assert server.get(f"/like/{len(names)}").status == 404
 
 
+def shown(page):
+    """The names on the cards of a list, in order."""
+    return [re.sub(r"<wbr>", "", name) for name in re.findall(r'<p class="name">.*?<bdi>(.*?)</bdi>', page)]
+
+
+def test_the_list_is_sorted_and_filtered_by_what_embeddings_say(encoded, monkeypatch):
+    path, go_on = encoded(), threading.Event()
+    opened, compare = open_manifest(read_manifest(path)), Similar._compare
+    names, similar = {opened.samples.name(number) for number in range(10)}, Similar(opened)
+    assert similar.wait(30)
+    nearly = [each.path for each in similar.found.findings if each.code == "semantic-duplicate"]
+    monkeypatch.setattr(Similar, "_compare", lambda self: go_on.wait(30) and compare(self))
+    monkeypatch.setattr(site, "PATIENCE", 0.01)
+    asking = ("/?cluster=1", "/?sort=alike&order=down", "/?finding=semantic-duplicate")
+    with viewing_here(path) as server:
+        assert "likeness to the picture most like it" in server.get().text and 'name="cluster"' not in server.get().text
+        for address in asking:
+            assert "Comparing: 0 of 10 samples." in server.get(address).text, address
+        go_on.set()
+        monkeypatch.setattr(site, "PATIENCE", 30)
+        assert shown(server.get(asking[2]).text) == sorted(nearly) and "zz-nearly.png" in nearly
+        alike = server.get(asking[1]).text
+        assert set(shown(alike)[:3]) == {"3.png", "zz-copy.png", "zz-nearly.png"} and set(shown(alike)) == names
+        cosines = [float(found) for found in re.findall(r"cosine (-?[0-9.]+)", alike)]
+        assert len(cosines) == 10 and cosines == sorted(cosines, reverse=True)
+        parts = [shown(server.get(f"/?cluster={link}").text) for link in dict.fromkeys(
+            re.findall(rf'href="{server.base}/\?cluster=(\d+)"', server.get("/set").text))]
+        assert len(parts) > 1 and sorted(name for part in parts for name in part) == sorted(names)
+        assert f'<option value="1">1 ({len(parts[0])})' in server.get().text
+        assert server.get("/?cluster=0").status == 400 and shown(server.get("/?cluster=99").text) == []
+        assert f"semantic-duplicate ({len(nearly)})" in server.get().text
+        assert "shows nearly the same as" in server.get("/findings?code=semantic-duplicate").text
+
+
+def test_of_too_few_pictures_the_page_says_so(prep, photos, vision, tiny_model, tmp_path):
+    for path in [*photos.iterdir()]:
+        if path.stem not in ("0", "1"):
+            path.unlink()
+    done = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "few.json",
+                *SIZED, "--embed", vision["dinov2"], "--json")
+    assert done.code == 0, done.err
+    with viewing_here(tmp_path / "few.json") as server:
+        said = server.get("/set").text
+        assert "Fewer than 3 pictures have an embedding" in said and "http-equiv" not in said
+        assert len(shown(server.get("/?sort=typical").text)) == 2
+
+
 def test_without_embeddings_there_are_no_such_pages(encoded):
     with viewing_here(encoded("--mask", "none")) as server:
         assert server.get("/set").status == 404 and server.get("/like/0").status == 404
+        assert shown(server.get("/?cluster=1").text) == [] and "most like it" not in server.get().text
+        assert len(shown(server.get("/?sort=alike").text)) == 10
         assert "/set" not in server.get().text and "/like/" not in server.get("/sample/0").text
 
 

@@ -14,7 +14,7 @@ from synthetic import Scale, build
 
 from prep.manifest.opened import open_manifest
 from prep.manifest.samples import open_samples
-from prep.manifest.select import REMEMBERED, SORTS, LowerCase, Query, Selector
+from prep.manifest.select import LIKENESS, REMEMBERED, SORTS, Compared, LowerCase, Query, Selector
 from prep.manifest.tables import FINDINGS, SAMPLES
 
 FOUND = [("0000/00000003.png", "blank", "warning"), ("source[1]/0000/00000004.png", "blank", "warning"),
@@ -40,7 +40,11 @@ def selector(tmp_path_factory):
     made.samples = open_samples(table)
     for number, row in enumerate(rows):
         row["loss"] = None if number % 5 == 0 else number * 7 % 11 / 4
+        row |= {"cluster": number % 6 - 1, "alike": None if number % 6 == 0 else number * 5 % 13 / 13,
+                "typical": None if number % 6 == 0 else number * 3 % 17 / 17}
     made.learn(np.array([np.nan if row["loss"] is None else row["loss"] for row in rows]))
+    made.compare(Compared(clusters=np.array([row["cluster"] for row in rows]), findings=FINDINGS.empty_table(), **{
+        name: np.array([np.nan if row[name] is None else row[name] for row in rows]) for name in LIKENESS}))
     made.rows, made.opened = rows, opened
     made.__dict__["findings"] = pa.Table.from_pylist(
         [{"path": path, "code": code, "severity": severity, "detail": ""} for path, code, severity in FOUND],
@@ -61,16 +65,17 @@ def fits(row, query):
         query.low is None or (coverage is not None and np.float32(coverage) >= query.low),
         query.high is None or (coverage is not None and np.float32(coverage) <= query.high),
         query.hard is None or (row["loss"] is not None and row["loss"] >= query.hard),
+        query.cluster is None or row["cluster"] == query.cluster,
         not query.finding or any(path in labels and code == query.finding for path, code, _ in FOUND),
     ))
 
 
 def key(number, row, sort):
     coverage = math.inf if row["coverage"] is None else row["coverage"]
-    loss = math.inf if row["loss"] is None else row["loss"]
+    loss, alike, typical = (math.inf if row[name] is None else row[name] for name in ("loss", *LIKENESS))
     return {"id": number, "name": row["name"], "mask": coverage, "weight": row["weight"],
             "caption": max(len(one["caption"]) for one in row["texts"]), "pixels": row["width"] * row["height"],
-            "loss": loss}[sort]
+            "loss": loss, "alike": alike, "typical": typical}[sort]
 
 
 @pytest.mark.parametrize("query", [
@@ -79,6 +84,7 @@ def key(number, row, sort):
     Query(text="NO."), Query(text="nowhere"), Query(role="prior"), Query(source=1), Query(bucket=3),
     Query(masked=True), Query(masked=False), Query(low=0.25), Query(low=0.25, high=0.5),
     Query(high=0.1), Query(hard=1.5), Query(hard=0.0, masked=True), Query(finding="blank"),
+    Query(cluster=0), Query(cluster=4, masked=True), Query(cluster=9),
     Query(finding="truncated"), Query(finding="has-alpha"), Query(finding="near-duplicate"),
     Query(text="number 2", role="train", source=0, masked=True, low=0.1),
 ], ids=str)
@@ -169,3 +175,20 @@ def test_texts_are_searched_alike_by_place_and_by_byte(monkeypatch, many):
             for needle in ("ab", "b", "äb", "aa", "aab", "本", "abb", "ba", "x"):
                 found = LowerCase(strings).contain(needle.encode())
                 assert found.tolist() == [needle in word.lower() for word in words], (words, needle)
+
+
+def test_what_embeddings_say_comes_later(selector):
+    """Findings, too; what was selected before is selected again."""
+    other = Selector(selector.opened)
+    assert len(other.select(Query(cluster=2))) == 0 and other.clusters == [] and "outlier" not in other.codes
+    named = other.samples.name(7)
+    found = pa.Table.from_pylist([{"path": named, "code": "outlier", "severity": "info", "detail": "far"}],
+                                 schema=FINDINGS)
+    said = Compared(clusters=np.arange(300) % 3, alike=np.arange(300.0), typical=-np.arange(300.0), findings=found)
+    other.compare(said)
+    kept = other.select(Query(cluster=2))
+    assert len(kept) == 100 and other.clusters == [(0, 100), (1, 100), (2, 100)] and other.codes["outlier"] == 1
+    assert other.select(Query(finding="outlier")).tolist() == [7] and other.findings_of(7)[-1]["code"] == "outlier"
+    assert other.select(Query(sort="typical"))[0] == 299 == other.select(Query(sort="alike", descending=True))[0]
+    other.compare(said)  # the same
+    assert other.select(Query(cluster=2)) is kept

@@ -30,7 +30,7 @@ BUCKETS = (((64, 64), ()), ((96, 64), ()))
 @pytest.mark.parametrize("query", [
     Query(), Query(text="a&b=c #? ü <x>"), Query(role="prior", source=1, bucket=1), Query(masked=True),
     Query(masked=False, sort="mask", descending=True), Query(low=0.125, high=1.0), Query(low=0.0),
-    Query(finding="blank"), Query(hard=1.5, sort="loss"),
+    Query(finding="blank"), Query(hard=1.5, sort="loss"), Query(cluster=0, sort="alike", descending=True),
 ])
 def test_an_address_leads_to_its_query(query):
     from urllib.parse import parse_qsl

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from prep.embedding.analysis import LEAST
 from prep.pages.overlay import Shot
 from prep.pages.similarity import similarity_page
-from prep.view.similar.state import Similar
+from prep.view.similar.state import PATIENCE, Similar
 from prep.view.site import Site, card_of
 
-PATIENCE = 2.0  # seconds that a page is waited for before it says how far it is
 LIKE = 24  # samples that are shown beside one
 
 
 def map_page(site: Site, similar: Similar) -> str:
     """The map of the samples, what resembles what, and findings. Raises `CacheError`."""
-    found = similar.analysis(PATIENCE)
+    found = similar.found if similar.wait(PATIENCE) else None
     if found is None:
-        return site.render("comparing.html", compared=similar.compared, total=len(site.selector.samples))
+        return comparing_page(site, similar)
 
     def sample(name: str) -> int:
         return similar.sample_of(name)
 
     page = similarity_page(
-        found, what="", link=lambda name: f"{site.base}/like/{sample(name)}",
+        found, what="", all_of=lambda number: f"{site.base}/?cluster={number + 1}",
+        link=lambda name: f"{site.base}/like/{sample(name)}",
         shot=lambda name: Shot(name=name, address=f"{site.base}/thumbnail/{sample(name)}", lazy=True))
     return site.render("similarity.html", page=page)
+
+
+def comparing_page(site: Site, similar: Similar) -> str:
+    """How far a comparison is; the page asks again by itself. Or that too few samples have an embedding."""
+    return site.render("comparing.html", compared=similar.done, total=len(site.selector.samples),
+                       least=LEAST if similar.wait(0) else None)
 
 
 def like_page(site: Site, similar: Similar, number: int) -> str:

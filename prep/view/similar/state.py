@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 
 import numpy as np
@@ -12,10 +13,15 @@ from prep.embedding.rows import Mask, embeddings_of
 from prep.errors import Problem
 from prep.fs.memo import Memo, memo_path
 from prep.manifest.opened import OpenedManifest
+from prep.manifest.select import Compared
+from prep.manifest.tables import build_findings
 from prep.models.vision.texts import MEMORY
-from prep.similarity.analysis import Analysis
+from prep.similarity.analysis import CODES, Analysis
 from prep.similarity.neighbors import nearest
 from prep.similarity.vectors import Vectors, vectors_of
+
+PATIENCE = 2.0  # seconds that a page is waited for before it says how far it is
+OF_EMBEDDINGS = frozenset(CODES)
 
 
 class Similar:
@@ -26,14 +32,15 @@ class Similar:
         self._lock, self._comparing = threading.Lock(), threading.Lock()
         self._read: tuple[Vectors, Mask] | None = None  # the embeddings, and which samples have one
         self._thread: threading.Thread | None = None
-        self._found: Analysis | None = None
+        self.found: Analysis | None = None  # what they say; None: not known yet, or too few samples have one
+        self.compared: Compared | None = None  # the same of each sample
         self._failed: Problem | None = None
         self._names: dict[str, int] = {}
-        self.compared = 0  # pictures, so far
+        self.done = 0  # pictures that were compared, so far
 
-    def analysis(self, patience: float) -> Analysis | None:
-        """What they say; `None` if it is not known after so many seconds. Raises the `Problem` that kept it from
-        being known."""
+    def wait(self, patience: float) -> bool:
+        """Compares them, and says whether that is done after so many seconds. Raises the `Problem` that kept it from
+        being done."""
         with self._comparing:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._compare, name="similar", daemon=True)
@@ -41,7 +48,7 @@ class Similar:
         self._thread.join(patience)
         if self._failed is not None:
             raise self._failed
-        return self._found
+        return not self._thread.is_alive()
 
     def sample_of(self, name: str) -> int:
         """The sample with a name in the analysis."""
@@ -71,9 +78,20 @@ class Similar:
             for number in np.flatnonzero(there).tolist():
                 self._names.setdefault(labels[number], number)
             with closing(Memo(memo_path(*MEMORY))) as memory:
-                self._found = of_samples(self._opened, vectors.rows, there, memory, self._tick)
+                found = of_samples(self._opened, vectors.rows, there, memory, self._tick)
+            if found is not None:
+                self.found, self.compared = found, _of_each(found, labels)
         except Problem as error:
             self._failed = error
 
     def _tick(self, count: int) -> None:
-        self.compared += count
+        self.done += count
+
+
+def _of_each(found: Analysis, labels: Sequence[str]) -> Compared:
+    """What an analysis says of the sample with each label; those of a picture in several resolutions are alike."""
+    each, places = found.each, dict(zip(found.each.names, range(len(found.each.names)), strict=True))
+    at = np.array([places.get(label, len(places)) for label in labels])
+    return Compared(clusters=np.append(each.clusters, -1)[at].astype(np.int32),
+                    alike=np.append(each.alike, np.nan)[at], typical=np.append(each.typical, np.nan)[at],
+                    findings=build_findings(list(found.findings)))
