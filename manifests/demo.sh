@@ -12,7 +12,8 @@ cd "$dir"
 say prep scan photos || [ $? -eq 1 ]
 say prep bucket dataset.toml --batch-size 8
 say prep mask photos --with alpha -o masks
-say prep encode dataset.toml --mask masks --cache cache -o demo.json
+say prep encode dataset.toml --mask masks --embed vision --cache cache -o demo.json
+say prep embed dataset.toml --model vision --cache cache
 say prep inspect demo.json
 say prep inspect demo.json --html report.html
 say prep verify demo.json
@@ -25,7 +26,9 @@ if [ ! -f run/lora.safetensors ]; then
         say train run demo.json -c train.toml -o run
     fi
 fi
+say train evaluate run --seeds 2 --html checkpoints.html
 say train sample run --compare -o grid.png
 
-printf '\nmanifest     %s/demo.json\nLoRA         %s/run/lora.safetensors\nHTML report  %s/report.html\n' "$dir" "$dir" "$dir"
+printf '\nmanifest     %s/demo.json\nLoRA         %s/run/lora.safetensors\nHTML report  %s/report.html\ncheckpoints  %s/checkpoints.html\n' \
+    "$dir" "$dir" "$dir" "$dir"
 printf 'pictures     %s/grid.png: each prompt before and after training; red hearts were new to the model\n' "$dir"

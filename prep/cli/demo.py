@@ -26,4 +26,5 @@ def demo(
         quiet_libraries()
     write_demo(directory, pairs=pairs)
     what = "pairs of pictures" if pairs else "pictures"
-    put(f"wrote {what}, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")
+    seeing = "" if pairs else f", and one that sees to {directory / 'vision'}"
+    put(f"wrote {what}, prompts and recipes to {directory}, a tiny model to {directory / 'model'}{seeing}")

@@ -122,7 +122,7 @@ def test_the_demo_is_written_without_torch(tmp_path):
     code += "prep.demo.write_demo(pathlib.Path(sys.argv[1])); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "demo")], check=True)
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {
-        "dataset.toml", "model", "photos", "prompts.txt", "train.toml",
+        "dataset.toml", "model", "photos", "prompts.txt", "train.toml", "vision",
     }  # fmt: skip
 
 

@@ -1,14 +1,20 @@
 """The tiny pipelines, shipped and random, load as any Stable Diffusion 1.5 directory does."""
 
+from itertools import product
+
 import pytest
 import torch
+import transformers
 from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
+from PIL import ImageEnhance
 from safetensors import safe_open
+from torch.nn.functional import normalize
 from transformers import AutoTokenizer, CLIPTextModel
 
-from prep.demo.shipped import SHIPPED, write_model
+from prep.demo.drawing import draw_picture
+from prep.demo.shipped import SHIPPED, VISION, write_model
 from prep.demo.tiny_model import build_random, load_parts, write_pipeline
-from prep.demo.vocabulary import MAX_TOKENS, caption, vocabulary
+from prep.demo.vocabulary import COLORS, GROUNDS, MAX_TOKENS, SHAPES, caption, vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +79,8 @@ def test_words_of_captions_are_one_token_each(random):
 def test_the_shipped_weights_are_small_and_in_half_precision(shipped):
     files = list(shipped.rglob("*.safetensors"))
     assert len(files) == 3
-    assert sum(path.stat().st_size for path in files) <= 2_000_000
+    files.append(VISION / "model.safetensors")
+    assert sum(path.stat().st_size for path in files) <= 2_500_000
     for path in files:
         with safe_open(path, "pt") as weights:
             assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())  # noqa: SIM118
@@ -95,3 +102,22 @@ def test_the_shipped_networks_fit_together(shipped):
     unet = UNet2DConditionModel.from_pretrained(shipped / "unet", low_cpu_mem_usage=False)
     assert unet.config.cross_attention_dim == text.config.hidden_size
     assert SHIPPED.name == "model"
+
+
+def test_the_shipped_vision_model_knows_what_the_demo_draws():
+    """Of pictures that it never saw, nearly each finds its caption among all others; and itself, made brighter."""
+    model = transformers.CLIPModel.from_pretrained(VISION, dtype=torch.float32)
+    processor = transformers.CLIPImageProcessor.from_pretrained(VISION)
+    tokenizer = AutoTokenizer.from_pretrained(VISION)
+    shown = [(color, shape, ground) for color, shape, ground in product(COLORS, SHAPES, GROUNDS)][::3]
+    pictures = [draw_picture(shape=shape, color=color, ground=ground, size=(112, 96), seed=number)[0]
+                for number, (color, shape, ground) in enumerate(shown)]
+    brighter = [ImageEnhance.Brightness(picture).enhance(1.05) for picture in pictures]
+    with torch.inference_mode():
+        seen, again = (normalize(model.get_image_features(
+            **processor(images=each, return_tensors="pt")).pooler_output, dim=1) for each in (pictures, brighter))
+        read = normalize(model.get_text_features(**tokenizer(
+            [caption(*each) for each in shown], padding=True, return_tensors="pt")).pooler_output, dim=1)
+    own = torch.arange(len(shown))
+    assert ((seen @ read.T).argmax(1) == own).float().mean() > 0.85
+    assert ((seen @ again.T).argmax(1) == own).float().mean() > 0.98
