@@ -120,7 +120,9 @@ def test_the_list_is_sorted_and_filtered_by_what_embeddings_say(encoded, monkeyp
             re.findall(rf'href="{server.base}/\?cluster=(\d+)"', server.get("/set").text))]
         assert len(parts) > 1 and sorted(name for part in parts for name in part) == sorted(names)
         assert f'<option value="1">1 ({len(parts[0])})' in server.get().text
-        assert server.get("/?cluster=0").status == 400 and shown(server.get("/?cluster=99").text) == []
+        said = server.get("/?cluster=0")
+        assert said.status == 400 and "cluster is 0, expected the number of one, from 1" in said.text
+        assert shown(server.get("/?cluster=99").text) == []
         assert f"semantic-duplicate ({len(nearly)})" in server.get().text
         assert "shows nearly the same as" in server.get("/findings?code=semantic-duplicate").text
 
