@@ -25,8 +25,8 @@ def evaluate(
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
     neutral: Annotated[Path | None, typer.Option(help="file of prompts whose pictures should stay as the base model "
                                                  "draws them (default: no prompt)")] = None,
-    seeds: Annotated[int, typer.Option(help="pictures of each prompt, with one seed after the other", min=1,
-                                       max=1000)] = 4,
+    seeds: Annotated[int | None, option_of(SETTINGS["evaluate.seeds"], "--seeds", help="pictures of each prompt, with "
+                                           "one seed after the other")] = None,
     every: Annotated[int, typer.Option(metavar="N", help="evaluate each N-th checkpoint, counted from the newest",
                                        min=1)] = 1,
     embed: Annotated[str | None, typer.Option(metavar="MODEL", help="the vision model that made the manifest's "
@@ -69,7 +69,7 @@ def evaluate(
                            sampler=sampler, download=download)
     if html is not None:
         check_page(html)
-    found = run_evaluate(EvaluateRequest(sample=sample, neutral=neutral, embed=embed, every=every, seeds=seeds),
+    found = run_evaluate(EvaluateRequest(sample=sample, neutral=neutral, embed=embed, every=every, seeds=seeds or 0),
                          pick_device(device), progress_unless(quiet))
     if html is not None:
         write_page(found, html, date.today())

@@ -143,7 +143,8 @@ def test_blocks_in_host_memory_change_no_bit(make, setup_of, other):
     drawn = []
     for offload in (0, 2):
         trainee = create_state(setup, CPU, offload=offload)
-        drawn.append(evaluate._drawn(trainee, Rows(setup.index), setup, cached(setup.index)))
+        with evaluate._drawing(trainee, setup) as denoiser:
+            drawn.append(evaluate._pictures(trainee, Rows(setup.index), setup, denoiser, cached(setup.index)))
     assert all(np.array_equal(*pair) for pair in zip(*drawn, strict=True))
 
 
@@ -151,7 +152,8 @@ def test_a_rank_without_a_prompt_loads_nothing(make, setup_of, other, monkeypatc
     setup = setup_of(make(), **by(other))
     trainee = create_state(setup, CPU)
     monkeypatch.setattr(evaluate, "load", None)
-    assert evaluate._drawn(trainee, Rows(setup.index), setup, ()) == []
+    with evaluate._drawing(trainee, setup, wanted=False) as denoiser:
+        assert evaluate._pictures(trainee, Rows(setup.index), setup, denoiser, ()) == []
 
 
 def test_neither_vae_nor_text_encoder_of_it_is_needed(make, setup_of, other, tmp_path):
