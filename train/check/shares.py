@@ -115,17 +115,26 @@ def _pictures(setup: Setup) -> list[float]:
 
 
 def notes_on_shares(setup: Setup) -> list[str]:
-    """A note if most of a long run does not train."""
-    shares, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
-    often = any(part and setup.interval(part).count(setup.steps) > 1 for part in every) or shares.evaluations > 1
-    if shares.training >= MUCH or not often:
-        return []
+    """A note if most of a long run does not train, and one if checkpoints are removed that it evaluates."""
+    shares, config = shares_of(setup), setup.config
+    every = config.validation.every, config.sample.every
+    often = shares.evaluations > 1 or any(part and setup.interval(part).count(setup.steps) > 1 for part in every)
+    notes = [_largest(shares)] if shares.training < MUCH and often else []
+    span = (shares.evaluations - 1) * config.evaluate.every + 1  # checkpoints from the first that is evaluated
+    if 0 < config.checkpoint.keep < span:
+        notes.append(f"{shares.evaluations} checkpoints are evaluated, but only the newest {config.checkpoint.keep} "
+                     "are kept, and one of these is proposed at the end: --set checkpoint.keep=0 keeps all")
+    return notes
+
+
+def _largest(shares: Shares) -> str:
+    """What takes most beside training, and what makes it less."""
     if shares.evaluation > max(shares.validation, shares.sampling):
-        return [f"evaluation of checkpoints takes about {shares.evaluation:.0%} of the run: fewer checkpoints "
-                "(evaluate.every), fewer seeds (evaluate.seeds) or fewer steps (sample.steps) take less"]
+        return (f"evaluating checkpoints takes about {shares.evaluation:.0%} of the run: fewer of them "
+                "(evaluate.every), fewer seeds (evaluate.seeds) or fewer steps (sample.steps) take less")
     if shares.validation >= shares.sampling:
         fewer = f"fewer samples (--set validation.most={FEW}) or " if shares.validated > FEW else ""
-        return [f"validation takes about {shares.validation:.0%} of the run: {fewer}a longer interval "
-                "(validation.every) takes less"]
-    return [f"sample pictures take about {shares.sampling:.0%} of the run: a longer interval (sample.every), fewer "
-            "prompts or fewer steps (sample.steps) take less"]
+        return (f"validation takes about {shares.validation:.0%} of the run: {fewer}a longer interval "
+                "(validation.every) takes less")
+    return (f"sample pictures take about {shares.sampling:.0%} of the run: a longer interval (sample.every), fewer "
+            "prompts or fewer steps (sample.steps) take less")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from jsonschema import Draft202012Validator
-from pictures import draw
 from PIL import Image
 from vision_models import build, library_rows
 
