@@ -7,6 +7,7 @@ The vision model is in memory only while it embeds. Several ranks draw; the firs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,17 +16,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from prep.errors import CacheError, PathError
 from prep.fs.place import Local
 from prep.models.vision.model import VisionModel
 from train.prompts.aside import kept_rows
-from train.runs.checkpoint import step_name
+from train.runs.checkpoint import list_checkpoints, step_name
 from train.runs.log import Log
 from train.runs.resume import Start, find_start
 from train.sample import SampleRequest
 from train.sampling.prompts import PromptRows, current
 from train.selection.drawn import AT_ONCE, Column, column, embed, seeded
 from train.selection.kept import Kept
-from train.selection.run import EvaluateRequest, collection_of, kept_in, neutral_of, scored, scores_of, starts_of
+from train.selection.run import EvaluateRequest, collection_of, kept_in, neutral_of, scored, scores_of
 from train.selection.scores import Candidate, Proposal, propose
 from train.setup import Setup
 from train.state import TrainState
@@ -80,12 +82,15 @@ def prompts_to_evaluate(setup: Setup, run: Path, prompts: Sequence[PromptRows]
 
 def proposed(setup: Setup, run: Path, log: Log, device: torch.device) -> Proposal | None:
     """What `train evaluate` would propose of the checkpoints that the run has evaluated and still keeps; `None` for
-    fewer than two. Nothing is drawn. Raises `PathError`, `ConfigError`, `CacheError`."""
+    fewer than two. Nothing is drawn. Raises what reading prompts and embeddings raises."""
     prompts = current(setup.index, partial(kept_rows, run, setup.index)).prompts
     about, neutral, _ = prompts_to_evaluate(setup, run, prompts)
     kept, base = kept_in(run, setup.manifest), _of_base(setup, neutral, device)
-    every = [_of(start, setup, about, neutral, device) for start in starts_of(Local(run), 1)]
-    columns = [column for column in every if not _lacking(kept, column, setup)]
+    columns = []
+    for folder in list_checkpoints(run):
+        with suppress(PathError, CacheError):  # of a run in a store, some are being removed
+            found = _of(find_start(Local(run), folder.name), setup, about, neutral, device)
+            columns += [] if _lacking(kept, found, setup) else [found]
     if len(columns) < 2:
         return None
     known = None if _lacking(kept, base, setup) else base

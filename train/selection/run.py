@@ -124,7 +124,7 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     sample = wanted.sample
     run = read_run(sample.run, manifest=sample.manifest, cache=sample.cache)
     wanted = wanted.with_settings(run.config.evaluate)
-    starts = starts_of(run.local, wanted.every)
+    starts = _starts(run.local, wanted.every)
     setups = list(_setups(run, sample, starts, progress))
     newest = setups[-1]
     vision = vision_of(newest.manifest, wanted.embed, "--embed MODEL", progress, download=sample.download)
@@ -168,7 +168,7 @@ def scored(collection: Collection, columns: Sequence[Column], base: Column | Non
                         drift=None if apart is None else drift(apart, rows[about:]), validation=losses.get(step))
 
 
-def starts_of(run: Local, every: int) -> list[Start]:
+def _starts(run: Local, every: int) -> list[Start]:
     """The checkpoints to evaluate, the oldest first: each so many-th of those that are kept, and the newest. Raises
     `PathError`, `CacheError`."""
     folders = list_checkpoints(run.path)

@@ -294,6 +294,9 @@ def test_a_failure_between_steps_ends_a_divided_run_that_others_may_not_have(mak
         found = explanation(error, setup, tmp_path, progress)
         assert found.message == "cpu ran out of memory while validating, and a divided model needs all processes"
         assert found.hint == "--resume continues from step 3: --micro-batch 2 or --set validation.every=0"
+        progress.during = "evaluating"
+        assert explanation(error, setup, tmp_path, progress).hint == (
+            "--resume continues from step 3: smaller pictures (sample.size) or --set evaluate.every=0")
 
 
 class Said:
