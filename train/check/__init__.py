@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prep.batching.plan import StepPlan
@@ -35,6 +35,9 @@ from train.check.objective import check_fields, prediction_of
 from train.check.requirements import check_libraries
 from train.setup import CheckedModel, CheckReport, Initial, RunRequest, Setup
 
+_TIMES: tuple[Callable[[Config, StepPlan | None], None], ...] = (
+    check_schedule, *(partial(check_interval, name) for name in INTERVALS))
+
 
 def check(request: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None,
           progress: Progress = silent) -> CheckReport:
@@ -64,7 +67,7 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
                 look(index, config)
         with Noting(faults):
             plan = plan_of(index, config, planned)
-        for check_times in (check_schedule, *(partial(check_interval, name) for name in INTERVALS)):
+        for check_times in _TIMES:
             with Noting(faults):
                 check_times(config, plan)
     with Noting(faults):
