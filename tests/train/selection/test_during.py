@@ -236,3 +236,21 @@ def test_several_processes_draw_and_the_first_one_keeps(root, place, train, monk
     found = train("evaluate", run, "--device", "cpu", "--json")
     assert found.err.startswith("0 pictures drawn"), found.err
     assert found.json["proposal"] == events(run, "end")[0]["proposal"]
+
+
+def test_keys_name_what_decides_pictures_and_nothing_else(root):
+    """So the base model's stay those of a run that goes on with other settings of training."""
+    def keys(device="cpu", **settings):
+        given = {"precision": "fp32", **settings}
+        report = check(RunRequest(manifest=root / "m.json"), parse(given, ""))
+        assert report.faults == ()
+        setup = report.setup
+        return drawing.column(None, setup, setup.config.sample, drawing.seeded(drawing.no_prompt(setup.index), 1, 0),
+                              torch.device(device)).keys
+
+    usual = keys()
+    assert usual == keys(steps=7, seed=3, optimizer={"lr": 0.5}, evaluate={"every": 1}, checkpoint={"every": 3},
+                         ema={"decay": 0.5}, gradient_checkpointing=True, sample={"every": 1})
+    others = [keys("xpu"), keys(precision="bf16"), keys(sample={"steps": 3}), keys(sample={"size": [64, 128]}),
+              keys(lora={"rank": 3}), keys(method="full"), keys(tf32=True)]
+    assert len({usual, *others}) == 1 + len(others)
