@@ -1,5 +1,5 @@
-"""Validates and samples between steps, with the average of the weights if there is one. A failure is a warning: it
-never ends the run. Several ranks share the work, and the first one tells what came of it."""
+"""Validates, samples and evaluates between steps, with the average of the weights if there is one. A failure is a
+warning: it never ends the run. Several ranks share the work, and the first one tells what came of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from prep.models.device.memory import is_out_of_memory, memory_freed
 from prep.runs.grids import columns_of
 from prep.training.schema import Config
 from train.failures import BETWEEN, Progress
-from train.models.denoiser import load
+from train.models.denoiser import Denoiser, load
+from train.models.lora import without_adapters
 from train.optim import ema
 from train.parallel.errors import RankFailed, RankLost
 from train.parallel.ranks import Ranks
@@ -31,7 +32,8 @@ from train.runs.checkpoint_files import copy_into
 from train.runs.log import Log
 from train.sampling.grid import grid_png
 from train.sampling.prompts import CurrentPrompts, PromptRows, current
-from train.sampling.sampler import decoded, drawn, pictures
+from train.sampling.sampler import pictures
+from train.selection.during import evaluate_checkpoint, prompts_to_evaluate
 from train.setup import Setup
 from train.state import TrainState, averages
 from train.validate import validate
@@ -40,15 +42,23 @@ PROMPT, PROMPTS = 200, 500  # characters of each prompt, and prompts, that the l
 
 
 def due_after(setup: Setup, step: int) -> list[str]:
-    """What is due after step `step`, of validation and sample pictures; both are at step 0 and the last step."""
+    """What is due after step `step`: validation and sample pictures, which are also at step 0 and the last step, and
+    the evaluation of its checkpoint."""
     config, ends = setup.config, step in (0, setup.steps)
-    return [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
-            if every and (ends or setup.interval(every).is_due(step))]
+    due = [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
+           if every and (ends or setup.interval(every).is_due(step))]
+    return [*due, "evaluation"] if (setup.evaluates(step) if step else _draws_base(setup)) else due
+
+
+def _draws_base(setup: Setup) -> bool:
+    """Whether the base model has to draw before the first step: a full run changes it, and has no other."""
+    return bool(setup.config.evaluate.every) and setup.config.method == "full" and not setup.init
 
 
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress,
              existing: frozenset[str] = frozenset(), requested: Iterable[str] = ()) -> None:
-    """Validates and samples after the last step, if either is due, or is `requested` for.
+    """Validates, samples, and evaluates the checkpoint, which is whole on disk, after the last step: what is due, or
+    `requested`.
 
     `existing`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
     call this.
@@ -61,10 +71,12 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
         if "validation" in due:
             with log.phase(f"validating step {step}"), _warned(trainee, log, progress, "validation"):
                 _validate(trainee, rows, setup, log, step)
-        if "sample" in due:
-            freed = memory_freed(trainee.denoiser.device) if setup.config.sample.model else nullcontext()
-            with freed, log.phase(f"sampling step {step}"), _warned(trainee, log, progress, "sample pictures"):
-                _sample(trainee, rows, setup, run, log, step)
+        for name, act, doing, what in (("sample", _sample, "sampling", "sample pictures"),
+                                       ("evaluation", _evaluate, "evaluating", "evaluation")):
+            if name in due:
+                freed = memory_freed(trainee.denoiser.device) if setup.config.sample.model else nullcontext()
+                with freed, log.phase(f"{doing} step {step}"), _warned(trainee, log, progress, what):
+                    act(trainee, rows, setup, run, log, step)
 
 
 @contextmanager
@@ -98,7 +110,8 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
     """Writes a grid of sample pictures."""
     ranks, path = trainee.ranks, run / "samples" / f"step-{step:06d}.png"
     prompts = agreed_prompts(rows, setup, run, ranks)
-    made = _pictures(trainee, rows, setup, prompts)
+    with _drawing(trainee, setup, wanted=len(prompts.prompts) > ranks.rank) as denoiser:
+        made = _pictures(trainee, rows, setup, denoiser, prompts.prompts)
     with ranks.collective():
         if made and ranks.first:
             make_dirs(path.parent)
@@ -111,33 +124,53 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
             sizes=tuple((picture.shape[1], picture.shape[0]) for picture in made))
 
 
-def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: CurrentPrompts) -> list[np.ndarray]:
-    """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own; all draw
-    the same pictures if the model is divided, since each forward pass needs all."""
-    ranks = trainee.ranks
+def _evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+    """Evaluates the checkpoint of the step, or lets the base model draw at step 0."""
+    ranks, config = trainee.ranks, setup.config
+    found = agreed_prompts(rows, setup, run, ranks)
+    about, neutral, warnings = prompts_to_evaluate(setup, run, found.prompts)
+    _require_agreed(ranks, neutral)
+    with _drawing(trainee, setup) as denoiser:
+
+        def draw(prompts: Sequence[PromptRows], trained: bool) -> list[np.ndarray]:
+            with nullcontext() if trained else without_adapters(denoiser.model):
+                return _pictures(trainee, rows, setup, denoiser, prompts, alone=True)
+
+        evaluate_checkpoint(trainee, setup, run, log, step, about, neutral, draw)
+    for warning in (*(() if config.sample.every else found.warnings), *warnings):
+        log("warning", step, text=warning)
+
+
+def _pictures(trainee: TrainState, rows: Rows, setup: Setup, denoiser: Denoiser, prompts: Sequence[PromptRows], *,
+              alone: bool = False) -> list[np.ndarray]:
+    """A picture of each prompt, on the first rank; `alone` as in `pictures`. Ranks draw in turn, each with a seed of
+    its prompt's own; all draw the same pictures if the model is divided, since each forward pass needs all."""
+    ranks, model, settings = trainee.ranks, setup.model, setup.config.sample
     if trainee.model.sharded:
-        return pictures(trainee.denoiser, rows, setup.model.path, prompts.prompts, setup.config.sample)
+        return pictures(denoiser, rows, model.path, prompts, settings, alone=alone)
     with ranks.collective():
-        own = _drawn(trainee, rows, setup, prompts.prompts[ranks.rank :: ranks.world])
+        own = pictures(denoiser, rows, model.drawing, prompts[ranks.rank :: ranks.world], settings, vae=model.path,
+                       alone=alone)
     if ranks.world == 1:
         return own
     shapes = ranks.gather([picture.shape for picture in own])
     data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in own))
-    made = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
-    return [made[number % ranks.world][number // ranks.world] for number in range(len(prompts.prompts))]
+    drawn = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
+    return [drawn[number % ranks.world][number // ranks.world] for number in range(len(prompts))]
 
 
-def _drawn(trainee: TrainState, rows: Rows, setup: Setup, prompts: Sequence[PromptRows]) -> list[np.ndarray]:
-    """A picture of each prompt. The model that `sample.model` names is in memory only while it draws."""
+@contextmanager
+def _drawing(trainee: TrainState, setup: Setup, *, wanted: bool = True) -> Iterator[Denoiser]:
+    """The denoiser that draws. The model that `sample.model` names is in memory only inside the `with` block, and on
+    ranks that are `wanted`. All ranks call this."""
     denoiser, model, config = trainee.denoiser, setup.model, setup.config
-    if config.sample.model and prompts:
-        alone = replace(config, gradient_checkpointing=False, compile=False)  # no pass back, and few forward
-        denoiser = load(model.drawing, alone, setup.prediction, denoiser.device, family=setup.family.name,
-                        offload=trainee.offload)
-        copy_into(denoiser.weights, trainee.denoiser.weights)
-    latents = drawn(denoiser, rows, model.drawing, prompts, config.sample)
-    del denoiser  # decoding may take as much again
-    return decoded(latents, model.path, prompts, trainee.denoiser.device)
+    with trainee.ranks.collective():
+        if config.sample.model and wanted:
+            alone = replace(config, gradient_checkpointing=False, compile=False)  # no pass back, and few forward
+            denoiser = load(model.drawing, alone, setup.prediction, denoiser.device, family=setup.family.name,
+                            offload=trainee.offload)
+            copy_into(denoiser.weights, trainee.denoiser.weights)
+    yield denoiser
 
 
 def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
@@ -161,17 +194,22 @@ def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Current
     with ranks.collective():
         if not ranks.first:
             agreed = current(rows.index, partial(kept_rows, run, rows.index))
+    _require_agreed(ranks, agreed.prompts)
+    return agreed
+
+
+def _require_agreed(ranks: Ranks, prompts: Sequence[PromptRows]) -> None:
+    """Raises `PathError` unless all ranks have the same prompts."""
     read = ranks.gather([[prompt.prompt, repr(prompt.settings), isinstance(prompt.positive, RowRef)]
-                         for prompt in agreed.prompts])
+                         for prompt in prompts])
     if any(other != read[0] for other in read):
         raise PathError("the processes do not read the same prompts", hint="all must see the same files")
-    return agreed
 
 
 def waits_shortened(config: Config, ranks: Ranks) -> str | None:
     """What to tell of `sample.wait` if other ranks do not wait as long."""
     wait = config.sample.wait
-    if not config.sample.every or wait <= ranks.longest:
+    if not (config.sample.every or config.evaluate.every) or wait <= ranks.longest:
         return None
     return (f"sample.wait is {wait} s, but of several processes none waits longer than {ranks.longest:g} s for one "
             "that encodes prompts")

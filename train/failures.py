@@ -29,7 +29,7 @@ from train.parallel.errors import RankFailed
 from train.setup import Setup
 
 TRYING = "trying the largest bucket"
-BETWEEN = {"validation": "validating", "sample pictures": "drawing sample pictures"}
+BETWEEN = {"validation": "validating", "sample pictures": "drawing sample pictures", "evaluation": "evaluating"}
 NAMES = 5  # non-finite rows listed by name; further rows are only counted
 
 
@@ -134,7 +134,8 @@ def _out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
     resume = f"--resume continues from step {progress.saved}: " if progress.saved else ""
     if progress.during in BETWEEN.values():
         less = {"validating": f"{_half_micro_batch(config)}--set validation.every=0",
-                "drawing sample pictures": "smaller pictures (sample.size) or --set sample.every=0"}[progress.during]
+                "drawing sample pictures": "smaller pictures (sample.size) or --set sample.every=0",
+                "evaluating": "smaller pictures (sample.size) or --set evaluate.every=0"}[progress.during]
         return OutOfMemoryError(f"{progress.device} ran out of memory while {progress.during}, and a divided model "
                                 "needs all processes", hint=resume + less)
     if not progress.draws:

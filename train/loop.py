@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
 from train.runs.saver import Saver, require_shared
 from train.runs.stored.stored import OnDisk
+from train.selection.during import proposed
 from train.setup import Setup
 from train.state import TrainState, create_state, forward_backward
 from train.state_files import (
@@ -210,7 +212,7 @@ def _is_checkpoint(setup: Setup, done: int) -> bool:
 
 
 def _pause(run: _Run, saver: Saver, *, stopping: bool, drawing: bool) -> bool:
-    """Saves, validates and samples after a step, if due or asked for. Whether the run stops here."""
+    """Saves, validates, samples and evaluates after a step, if due or asked for. Whether the run stops here."""
     setup, done = run.setup, run.progress.done
     if stopping or _is_checkpoint(setup, done):
         _save(run, saver)
@@ -219,6 +221,8 @@ def _pause(run: _Run, saver: Saver, *, stopping: bool, drawing: bool) -> bool:
     if stopping and done < setup.steps:
         run.log("stopped", done)
         return True
+    if setup.evaluates(done):
+        saver.wait()  # what evaluates reads which weights the checkpoint has
     if drawing:
         run.requests.sample.clear()  # before, since another may come while these are drawn
     evaluate(run.trainee, run.rows, setup, run.folder, run.log, run.progress, requested=("sample",) if drawing else ())
@@ -306,9 +310,20 @@ def _end(run: _Run) -> None:
         text = card(setup, step, result, picture if (folder / picture).is_file() else None)
         write_atomic(folder / "README.md", text.encode())
         _plot(run)  # with the last validation
-    run.log("end", step, result=result)
+    run.log("end", step, result=result, **_proposal(run))
     with run.log.phase("waiting for uploads"):
         run.storage.finish()
+
+
+def _proposal(run: _Run) -> dict[str, Any]:
+    """Which of several evaluated checkpoints to take, and why. A failure is a warning."""
+    setup = run.setup
+    try:
+        found = proposed(setup, run.folder, run.log, run.progress.device) if run.ranks.first and setup.vision else None
+    except Exception as error:
+        run.log("warning", run.progress.done, text=f"no proposal: {type(error).__name__}: {first_line(error)}")
+        return {}
+    return {} if found is None else {"proposal": {"checkpoint": found.name, "reason": found.reason}}
 
 
 def _plot(run: _Run) -> None:

@@ -17,13 +17,12 @@ from prep.fs.paths import NamedPath, check_above, check_disjoint, check_replacea
 from prep.fs.place import Local, Place, is_here
 from prep.loader.index import Index
 from prep.loader.rows import Rows
-from prep.manifest.commands import prompts_command
 from prep.models.files import Model
 from prep.progress import Progress, silent
-from prep.recipe.prompts import Prompt, read_prompts
+from prep.recipe.prompts import Prompt
 from prep.runs.grids import columns_of
 from prep.runtime import killable
-from prep.training.schema import Base
+from prep.training.schema import Base, Evaluating
 from train.check import check
 from train.config.load import on_trained
 from train.memory.forecast import blocks_offloaded
@@ -36,7 +35,7 @@ from train.runs.checkpoint import list_checkpoints, newest_other
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import MARK, grid_png
-from train.sampling.prompts import CurrentPrompts, PromptRows, bad_lines, current, look_up
+from train.sampling.prompts import CurrentPrompts, PromptRows, bad_lines, of_file, of_manifest
 from train.sampling.sampler import decoded, drawn
 from train.setup import Setup
 from train.state import put_initial
@@ -199,8 +198,8 @@ def checked_setup(run: Run, wanted: SampleRequest, start: Start | None, progress
     request = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
                       init=run.local if finished else None)
     config = run.config if start is None else start.config
-    # A training adapter is not used; nor is the model that draws if another is asked for.
-    config = on_trained(config) if wanted.model else replace(config, base=Base())
+    # Neither a training adapter is used, nor what evaluates; nor the model that draws, if another is asked for.
+    config = on_trained(config) if wanted.model else replace(config, base=Base(), evaluate=Evaluating())
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
     report = check(request, config, progress=progress)
@@ -234,21 +233,9 @@ def _another(damaged: Path) -> str:
 def prompts_of(wanted: SampleRequest, setup: Setup, *, typing: bool = True) -> CurrentPrompts:
     """The prompts whose rows the cache has, or the run's directory; `typing`: whether the command takes --prompt, too.
     Raises `PathError`, `ConfigError`, `CacheError`."""
-    encoded = partial(kept_rows, wanted.run.path, setup.index)
-    if wanted.prompts is None:
-        for fault in bad_lines(setup.index):
-            raise fault
-        rows = current(setup.index, encoded)
-    else:
-        _, prompts = read_prompts(wanted.prompts, "--prompts")
-        if not prompts:
-            raise PathError(f"prompt file {wanted.prompts} has no prompts",
-                            hint="write one on each line" + (", or give one with --prompt TEXT" if typing else ""))
-        rows = look_up(setup.index, prompts, wanted.prompts, encoded)
-    if not rows.prompts:
-        named = wanted.prompts or Path("prompts.txt")
-        raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
-                         "the manifest has no sample prompts and no captions",
-                         hint=("encode a prompt with --prompt TEXT, or " if typing else "")
-                         + f"store the rows of a prompt file: {prompts_command(setup.manifest, named)}")
-    return rows
+    encoded, typed = partial(kept_rows, wanted.run.path, setup.index), "--prompt TEXT" if typing else ""
+    if wanted.prompts is not None:
+        return of_file(setup.index, wanted.prompts, "--prompts", encoded, typed=typed)
+    for fault in bad_lines(setup.index):
+        raise fault
+    return of_manifest(setup.index, encoded, typed=typed)

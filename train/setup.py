@@ -17,6 +17,7 @@ from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
 from prep.models.files import Model
+from prep.models.vision.model import VisionModel
 from prep.training.interval import Interval, interval_of
 from prep.training.schema import Config, Dtype
 from train.models.adapters.frozen import FrozenAdapter
@@ -103,6 +104,7 @@ class Setup:
     init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything
     origin: Origin = field(default_factory=Origin)
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
+    vision: VisionModel | None = None  # that evaluates checkpoints; None: none is evaluated
 
     @property
     def identity(self) -> DataIdentity:
@@ -122,6 +124,11 @@ class Setup:
     def interval(self, every: int | str) -> Interval:
         """The interval that a setting like checkpoint.every means in this run."""
         return interval_of(every, self.plan.steps_per_epoch)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the checkpoint of step `step`, from 1, is evaluated: each `evaluate.every`-th, and the last."""
+        every, interval = self.config.evaluate.every, self.interval(self.config.checkpoint.every)
+        return bool(every) and (step == self.steps or (interval.is_due(step) and interval.count(step) % every == 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,6 +113,8 @@ def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Checkpoi
     yield _piece(model, OPTIMIZER, {each: moments[each] for each in of_rows}, of_rows, {}, others=1)
     if average is not None:
         yield _piece(model, AVERAGE, {**weights, **average}, like, {**metadata, **_of_average(trainee)})
+    for power_name, power in trainee.powers.items():
+        yield _piece(model, power_name, {**weights, **power.values}, like, {**metadata, **POWER_METADATA})
     if not ranks.first:
         return
     yield CheckpointFile(name=piece_name(OPTIMIZER, ranks.world, ranks.world + 1),

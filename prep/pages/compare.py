@@ -85,6 +85,7 @@ def _charts(sides: Sequence[Side]) -> list[Chart]:
     last = max(side.history.steps for side in sides)
     curves = {"Loss, smoothed": [side.history.smooth for side in sides],
               "Validation loss": [side.history.held_out for side in sides],
+              "Likeness of drawn pictures to held-out ones": [side.history.scores["held_out"] for side in sides],
               "Learning rate": [side.history.curves["lr"] for side in sides]}
     every = [chart_of(title, [Series(name=side.name, kind=kind, points=line)
                               for side, kind, line in zip(sides, LINES, lines, strict=False)], axis="step", last=last)

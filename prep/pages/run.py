@@ -175,6 +175,16 @@ def charts(history: History) -> list[Chart]:
             Series(name="smoothed", kind="line", points=history.smooth),
             Series(name="validation", kind="dots", points=history.held_out)], axis=axis, last=last, marks=marks,
             note=f"Smoothed over a fiftieth of the run. {_without(history)}".strip()),
+        chart_of("Likeness of drawn pictures", [
+            Series(name=name, kind="dots", points=history.scores[key])
+            for name, key in (("to held-out pictures", "held_out"), ("to training pictures", "training"),
+                              ("to their prompts", "prompt_fit"))],
+            axis=axis, last=last, marks=marks,
+            note="The mean cosine with the nearest pictures of the data set, and with the prompt, of each evaluated "
+            "checkpoint."),
+        chart_of("Drift of pictures that should stay", [
+            Series(name="drift", kind="dots", points=history.scores["drift"])], axis=axis, last=last, marks=marks,
+            zero=True, note="0: as the base model draws them; 1: as far from those as these are from one another."),
         chart_of("Learning rate", [Series(name="rate", kind="line", points=history.curves["lr"])], axis=axis,
                  last=last, marks=marks, zero=True),
         chart_of("Throughput", [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from prep.runs.events import Event
 Status = Literal["finished", "stopped", "open"]  # open: the log has no end: `prep.runs.state` knows more
 Point = tuple[int, float]  # step, value
 SMOOTH = 50  # the moving average is over this part of the run
-TOLD = ("start", "checkpoint", "warning", "stopped", "end")
+TOLD = ("start", "checkpoint", "evaluation", "warning", "stopped", "end")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,8 @@ class History:
     curves: dict[str, list[Point]] = field(default_factory=lambda: {
         name: [] for name in ("loss", "lr", "grad_norm", "samples_per_second", "memory")})
     validations: list[Event] = field(default_factory=list)  # that have a loss
+    scores: dict[str, list[Point]] = field(default_factory=lambda: {
+        name: [] for name in ("held_out", "training", "drift", "prompt_fit")})  # of evaluated checkpoints
     grids: list[Grid] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)  # events of `TOLD`
 
@@ -89,6 +91,8 @@ def read_history(events: Iterable[Event]) -> History:
             _start(history, event)
         elif kind == "step":
             _step(history, event)
+        elif kind == "evaluation":
+            _points(history.scores, event)
         elif kind == "validation" and _number(event, "loss") is not None:
             history.validations.append(event)
         elif kind == "sample" and isinstance(event.get("picture"), str):
@@ -109,12 +113,17 @@ def _start(history: History, event: Event) -> None:
 
 
 def _step(history: History, event: Event) -> None:
-    for name, points in history.curves.items():
-        if (value := _number(event, name)) is not None:
-            points.append((event["step"], value))
+    _points(history.curves, event)
     history.seconds += _number(event, "seconds") or 0.0
     history.waited += _number(event, "wait") or 0.0
     history.samples += int(_number(event, "samples") or 0)
+
+
+def _points(curves: Mapping[str, list[Point]], event: Event) -> None:
+    """Adds the numbers of an event to the curves of their names."""
+    for name, points in curves.items():
+        if (value := _number(event, name)) is not None:
+            points.append((event["step"], value))
 
 
 def _number(event: Event, name: str) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from prep.formatting import counted, grouped, join_texts, printable
+from prep.formatting import counted, grouped, join_texts, listed, printable
 from prep.runs.events import Event
 
 _TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
+          "evaluation": "step {step}: pictures like {likeness}; {copies} nearly as in the training set{drifted}",
           "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
           "stopped": "stopped after step {step}; the same command with --resume continues from there"}
 
@@ -18,10 +19,24 @@ def line(event: Event) -> str | None:
         text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
                 f"{event['device']}{_ranks(event.get('ranks', 1))}{_offloaded(event.get('offload', 0))}")
     elif kind in _TEXTS:
-        text = _TEXTS[kind].format(**event) + _of_sources(event)
+        scores = _of_scores(event) if kind == "evaluation" else {}
+        text = _TEXTS[kind].format(**event, **scores) + _of_sources(event) + _of_proposal(event)
     else:
         return None
     return printable(text)
+
+
+def _of_scores(event: Event) -> dict[str, str]:
+    """The likeness of a checkpoint's pictures to those of the data set, and their drift, as far as they are known."""
+    like = [f"{name} ones {event[key]:.4f}" for key, name in (("held_out", "held-out"), ("training", "training"))
+            if event.get(key) is not None]
+    return {"likeness": listed(like), "drifted": "" if event.get("drift") is None else f"; drift {event['drift']:.4f}"}
+
+
+def _of_proposal(event: Event) -> str:
+    """Which of the evaluated checkpoints is proposed, if any is."""
+    found = event.get("proposal")
+    return f"; proposed: {found['checkpoint']}" if isinstance(found, dict) and found.get("checkpoint") else ""
 
 
 def _of_sources(event: Event) -> str:

@@ -304,6 +304,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluating:
+    """Evaluation of checkpoints as they are saved, which train evaluate goes on with; [sample] says what is drawn."""
+
+    every: int = setting(0, low=0, resume=True,
+                         help="evaluate each N-th checkpoint of checkpoint.every, and the last one: draw, embed and "
+                         "score its pictures, as train evaluate does; the manifest needs embeddings; 0: none")
+    seeds: int = setting(4, low=1, high=1000, resume=True,
+                         help="pictures of each prompt, with one seed after the other")
+    neutral: str = setting("", check=line_check, values="a file of prompts", resume=True,
+                           help="prompts whose pictures should stay as the base model draws them; a path beside "
+                           "train.toml; empty: no prompt")
+    embed: str = setting("", check=line_check, values="a model", resume=True,
+                         help="the vision model that made the manifest's embeddings, a Hub id, or a directory beside "
+                         "train.toml; empty: that in the options of its prep encode")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """When the whole training state is saved."""
 
@@ -427,6 +444,7 @@ class Config:
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)
+    evaluate: Evaluating = field(default_factory=Evaluating)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     parallel: Parallel = field(default_factory=Parallel)
     log: Logging = field(default_factory=Logging)

@@ -35,12 +35,12 @@ KINDS = {
     "lora": ("--rank", 2, "--set", "lora.dropout=0.2", "--set", "caption_dropout=0.3", "--set", "ema.decay=0.9",
              "--set", "ema.snapshots=true",
              "--lr", "1e-3", "--set", "sample.every=2", "--set", "sample.steps=2"),
-    "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "schedule.name=cosine", "--lr", "1e-4", "--set",
-             "sample.every=0"),
+    "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "ema.snapshots=true", "--lr", "1e-4",
+             "--set", "schedule.name=cosine", "--set", "sample.every=0"),
 }
 WHEN = ("before", "half", "after")
 KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard"),
-                "divided-lora": (*KINDS["lora"], "--set", "ema.snapshots=false", "--shard")}
+                "divided-lora": (*KINDS["lora"], "--shard")}
 CLOCK = ("seconds", "wait", "samples_per_second")
 EACH = pytest.mark.parametrize("kind", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 

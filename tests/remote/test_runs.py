@@ -238,6 +238,64 @@ def resumed_elsewhere(train, words, store, url, tmp_path, monkeypatch, here):
     require_same(require_whole(store, url), here)
 
 
+AVERAGED = ("ema.snapshots=true", "checkpoint.every=1", "checkpoint.keep=2")
+
+
+def averages_of(there, step=STEPS):
+    """The names of the power-function averages up to a step, wherever they are kept: without an average twice."""
+    found = [tuple(name.split("/")[-2:]) for name in there if "/ema-0." in name and "aside" not in name]
+    assert len(set(found)) == len(found)
+    return {each for each in found if int(each[0][5:]) <= step}
+
+
+def test_power_function_averages_of_removed_checkpoints_stay(train, words, store, url, tmp_path, monkeypatch):
+    """As on a disk. What the store has is copied there, and not sent again."""
+    words = changed(words, *AVERAGED)
+    assert train(*words, "-o", tmp_path / "cat").code == 0
+    here = files(tmp_path / "cat")
+    told = train(*words, "-o", url)
+    assert told.code == 0, told.err
+    there = require_whole(store, url)
+    require_same(there, here)
+    assert len(averages_of(there)) == 2 * STEPS and steps_of(there) == ["step-000005", "step-000006"]
+    sent = [path for method, path, _ in store.proxy.asked if method == "PUT" and "/ema-0." in path]
+    assert len(sent) <= 2 * STEPS + 2 * (STEPS - 2), "once, and a copy of each that was there"
+    for place, name in ((tmp_path / "cat", "one"), (url, "other"), (f"{url}/checkpoints/step-000006", "third")):
+        told = train("merge", place, "--ema", "0.15", "-o", tmp_path / f"{name}.safetensors")
+        assert told.code == 0 and "of 12 snapshots" in told.out, told.err
+    assert len({(tmp_path / f"{name}.safetensors").read_bytes() for name in ("one", "other", "third")}) == 1
+    told = train("merge", f"{url}/checkpoints/step-000005", "--ema", "0.15", "-o", tmp_path / "early.safetensors")
+    assert told.code == 0 and "at step 5, of 10 snapshots" in told.out, told.err
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "--from", "step-5", "-o", url)
+    assert told.code == 0, told.err
+    after = require_whole(store, url)
+    assert averages_of(after) == averages_of(there)
+    for name in averages_of(after):
+        one, other = (next(data for each, data in kept.items() if each.endswith("/".join(name)) and "aside" not in each)
+                      for kept in (after, here))
+        assert one == other, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", range(6, 60, 3))
+def test_no_average_is_lost_wherever_a_run_in_a_store_ends(train, words, store, url, tmp_path, monkeypatch, count):
+    """Up to the checkpoint from which it is continued elsewhere, if perhaps twice; afterwards all are there. Those of
+    later steps, whose checkpoints came too late, are set aside."""
+    words = changed(words, *AVERAGED)
+    assert train(*words, "-o", tmp_path / "cat-2").code == 0
+    here = files(tmp_path / "cat-2")
+    if end_midway(train, words, store, url, count, monkeypatch).code == 0:
+        pytest.skip("it had ended")
+    there = require_whole(store, url)
+    newest = max((int(step[5:]) for step in steps_of(there)), default=0)
+    assert {tuple(name.split("/")[-2:]) for name in there if "/ema-0." in name} >= averages_of(here, newest)
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 0, told.err
+    assert averages_of(require_whole(store, url)) == averages_of(here)
+
+
 @pytest.mark.parametrize("count", [14])
 def test_a_run_continues_on_another_computer(train, words, here, store, url, tmp_path, monkeypatch, count):
     assert end_midway(train, words, store, url, count, monkeypatch).code == 7

@@ -13,7 +13,7 @@ from torch.distributed import checkpoint as dcp
 from prep.digest import digest_bytes
 from prep.runs.documents import with_checksum
 
-NAMES = ("unet/diffusion_pytorch_model", "optimizer", "ema")
+NAMES = ("unet/diffusion_pytorch_model", "optimizer", "ema", "ema-0.05", "ema-0.10")
 
 
 def whole(folder):

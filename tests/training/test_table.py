@@ -95,5 +95,6 @@ def test_what_a_resumed_run_may_change():
                     "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
                     "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "tf32",
                     "channels_last", "compile", "result.author", "result.description", "result.license",
-                    "result.trigger", "result.tags", "ema.device", "attention", "base.adapter", "sample.model"}
+                    "result.trigger", "result.tags", "ema.device", "attention", "base.adapter", "sample.model",
+                        "evaluate.every", "evaluate.seeds", "evaluate.neutral", "evaluate.embed"}
     assert as_table(Config(steps=3))["steps"] == 3

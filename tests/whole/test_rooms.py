@@ -74,9 +74,12 @@ TRAIN_FLOORS = (
     {"runs", "sampling", "failures"},
     {"metadata", "trackers", "validate", "state"},
     {"check", "state_files", "prompts", "cluster_forecast", "card", "trial"},
-    {"memory", "evaluate", "merging", "show_step", "update"},
-    {"loop", "sample", "report"},
-    {"rates", "selection"},
+    {"memory", "merging", "show_step", "update"},
+    {"sample", "report"},
+    {"selection"},
+    {"evaluate"},
+    {"loop"},
+    {"rates"},
     {"cli"},
 )
 

@@ -146,11 +146,10 @@ def _check_divided(config: Config, family: Family, references: bool) -> None:
         raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
                           hint="--set optimizer.name=adamw, or --no-shard")
     whole = [name for name in ("channels_last", "compile") if getattr(config, name)]
-    whole += ["ema.snapshots"] if config.ema.snapshots else []
     if whole:
         raise ConfigError(f"{whole[0]} is on, which is only for models that are not divided, but parallel.shard is on",
                           hint=f"--set {whole[0]}=false, or --no-shard")
-    if config.ema.decay and config.ema.device != "model":
+    if (config.ema.decay or config.ema.snapshots) and config.ema.device != "model":
         raise ConfigError(f"ema.device is '{config.ema.device}', which is only for models that are not divided, but "
                           "parallel.shard is on: each rank has its part of the average beside that of the weights",
                           hint="--set ema.device=model, or --no-shard")

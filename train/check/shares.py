@@ -1,9 +1,10 @@
-"""What part of a run goes to training, to validation and to sample pictures, estimated in forward passes.
+"""What part of a run goes to training, validation, sample pictures and the evaluation of checkpoints, estimated in
+forward passes.
 
 A trained sample counts as three passes (the backward pass takes about two), with gradient_checkpointing as four; a
 validated one as one for each of its timesteps; a picture as one for each sampler step, or two where guidance needs the
-prediction without the prompt. Each pass counts by its pixels, with those of references. Data, decoding and the
-optimizer are left out.
+prediction without the prompt. Each pass counts by its pixels, with those of references. Data, decoding, the optimizer,
+embeddings and an evaluation's pictures of neutral prompts are left out.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class Shares:
     training: float
     validation: float
     sampling: float
+    evaluation: float
     validated: int  # samples of each validation
     validations: int
     pictures: int  # each time
     samplings: int
+    evaluated: int  # pictures of each evaluation
+    evaluations: int
 
     @property
     def line(self) -> str:
@@ -44,6 +48,9 @@ class Shares:
         if self.samplings and self.pictures:
             parts.append(f"sample pictures {self.sampling:.0%} ({counted(self.pictures, 'picture')}, "
                          f"{counted(self.samplings, 'time')})")
+        if self.evaluations and self.evaluated:
+            parts.append(f"evaluation of checkpoints {self.evaluation:.0%} ({counted(self.evaluated, 'picture')}, "
+                         f"{counted(self.evaluations, 'time')})")
         return f"estimated share of the run, in forward passes: {', '.join(parts)}"
 
 
@@ -60,11 +67,21 @@ def shares_of(setup: Setup) -> Shares:
     validations, samplings = _times(setup, config.validation.every), _times(setup, config.sample.every)
     each = sum(count * size for count, size in zip(held_out, areas, strict=True)) / max(available, 1)
     validation = validations * validated * config.validation.timesteps * each
-    pictures = _pictures(setup)
-    sampling = samplings * sum(pictures)
-    whole = trained + validation + sampling
+    pictures, evaluations, seeds = _pictures(setup), evaluations_of(setup), config.evaluate.seeds
+    sampling, evaluation = samplings * sum(pictures), evaluations * seeds * sum(pictures)
+    whole = trained + validation + sampling + evaluation
     return Shares(training=trained / whole, validation=validation / whole, sampling=sampling / whole,
-                  validated=validated, validations=validations, pictures=len(pictures), samplings=samplings)
+                  evaluation=evaluation / whole, validated=validated, validations=validations,
+                  pictures=len(pictures), samplings=samplings, evaluated=seeds * len(pictures) if evaluations else 0,
+                  evaluations=evaluations)
+
+
+def evaluations_of(setup: Setup) -> int:
+    """How many checkpoints a run evaluates from its beginning."""
+    every, interval = setup.config.evaluate.every, setup.interval(setup.config.checkpoint.every)
+    saved = interval.count(setup.steps)
+    at_end = not (interval.is_due(setup.steps) and saved % max(every, 1) == 0)
+    return saved // every + at_end if every else 0
 
 
 def _times(setup: Setup, every: int | str) -> int:
@@ -98,13 +115,26 @@ def _pictures(setup: Setup) -> list[float]:
 
 
 def notes_on_shares(setup: Setup) -> list[str]:
-    """A note if most of a long run does not train."""
-    shares, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
-    if shares.training >= MUCH or not any(part and setup.interval(part).count(setup.steps) > 1 for part in every):
-        return []
+    """A note if most of a long run does not train, and one if checkpoints are removed that it evaluates."""
+    shares, config = shares_of(setup), setup.config
+    every = config.validation.every, config.sample.every
+    often = shares.evaluations > 1 or any(part and setup.interval(part).count(setup.steps) > 1 for part in every)
+    notes = [_largest(shares)] if shares.training < MUCH and often else []
+    span = (shares.evaluations - 1) * config.evaluate.every + 1  # checkpoints from the first that is evaluated
+    if 0 < config.checkpoint.keep < span:
+        notes.append(f"{shares.evaluations} checkpoints are evaluated, but only the newest {config.checkpoint.keep} "
+                     "are kept, and one of these is proposed at the end: --set checkpoint.keep=0 keeps all")
+    return notes
+
+
+def _largest(shares: Shares) -> str:
+    """What takes most beside training, and what makes it less."""
+    if shares.evaluation > max(shares.validation, shares.sampling):
+        return (f"evaluating checkpoints takes about {shares.evaluation:.0%} of the run: fewer of them "
+                "(evaluate.every), fewer seeds (evaluate.seeds) or fewer steps (sample.steps) take less")
     if shares.validation >= shares.sampling:
         fewer = f"fewer samples (--set validation.most={FEW}) or " if shares.validated > FEW else ""
-        return [f"validation takes about {shares.validation:.0%} of the run: {fewer}a longer interval "
-                "(validation.every) takes less"]
-    return [f"sample pictures take about {shares.sampling:.0%} of the run: a longer interval (sample.every), fewer "
-            "prompts or fewer steps (sample.steps) take less"]
+        return (f"validation takes about {shares.validation:.0%} of the run: {fewer}a longer interval "
+                "(validation.every) takes less")
+    return (f"sample pictures take about {shares.sampling:.0%} of the run: a longer interval (sample.every), fewer "
+            "prompts or fewer steps (sample.steps) take less")

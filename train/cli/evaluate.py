@@ -23,15 +23,17 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, finished or not",
                                            show_default=False)],
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
-    neutral: Annotated[Path | None, typer.Option(help="file of prompts whose pictures should stay as the base model "
-                                                 "draws them (default: no prompt)")] = None,
-    seeds: Annotated[int, typer.Option(help="pictures of each prompt, with one seed after the other", min=1,
-                                       max=1000)] = 4,
+    neutral: Annotated[Path | None, typer.Option(
+        help="file of prompts whose pictures should stay as the base model draws them (default: the run's "
+        "evaluate.neutral, or no prompt)")] = None,
+    seeds: Annotated[int | None, option_of(
+        SETTINGS["evaluate.seeds"], "--seeds", help="pictures of each prompt, with one seed after the other (default: "
+        "the run's evaluate.seeds, usually 4)")] = None,
     every: Annotated[int, typer.Option(metavar="N", help="evaluate each N-th checkpoint, counted from the newest",
                                        min=1)] = 1,
     embed: Annotated[str | None, typer.Option(metavar="MODEL", help="the vision model that made the manifest's "
-                                              "embeddings, a directory or Hub id (default: that in the options of its "
-                                              "prep encode)")] = None,
+                                              "embeddings, a directory or Hub id (default: the run's evaluate.embed, "
+                                              "or that in the options of its prep encode)")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with the scores and the pictures; replaces only an "
                                               "earlier page")] = None,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
@@ -69,7 +71,7 @@ def evaluate(
                            sampler=sampler, download=download)
     if html is not None:
         check_page(html)
-    found = run_evaluate(EvaluateRequest(sample=sample, neutral=neutral, embed=embed, every=every, seeds=seeds),
+    found = run_evaluate(EvaluateRequest(sample=sample, neutral=neutral, embed=embed, every=every, seeds=seeds or 0),
                          pick_device(device), progress_unless(quiet))
     if html is not None:
         write_page(found, html, date.today())

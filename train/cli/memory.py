@@ -31,6 +31,7 @@ class Fitting:
     ways: Sequence[Forecast] = ()  # each with more settings changed; if one fits, the last
     note: str = ""  # why there is no forecast
     drawing: bool = False  # whether another model draws sample pictures
+    vision: int = 0  # bytes of the model that embeds the pictures of checkpoints; 0: none are evaluated
 
     @property
     def fault(self) -> OutOfMemoryError | None:
@@ -63,6 +64,9 @@ class Fitting:
         if self.drawing and self.forecast.drawing > self.forecast.peak:
             lines.append(f"note: sample pictures take {format_bytes(self.forecast.drawing)}, since there are two "
                          "denoisers, and what their own passes need")
+        if self.vision and self.forecast.resting + self.vision > self.forecast.peak:
+            lines.append(f"note: evaluating a checkpoint takes {format_bytes(self.forecast.resting + self.vision)}, "
+                         f"with the vision model ({format_bytes(self.vision)}), and what its passes need")
         if self.forecast.fits is False:
             lines.append("note: that is more than is free; these settings take less, those that cost least first:"
                          if self.ways else "note: that is more than is free, and no setting takes less")
@@ -86,7 +90,7 @@ def fitting(setup: Setup | None, device: str, named: int | None, world: int | No
     if setup is None:
         return Fitting(forecast=None)
     with defer_interrupts():
-        from train.memory.forecast import forecast, ways
+        from train.memory.forecast import forecast, vision_bytes, ways
         from train.memory.room import room_of
 
     room = room_of(device, named)
@@ -94,6 +98,6 @@ def fitting(setup: Setup | None, device: str, named: int | None, world: int | No
         with phase(progress_unless(False), "estimating memory"):
             result = forecast(setup, room, world=world or 1)
             less = tuple(ways(setup, result, world or 1)) if result.fits is False else ()
-        return Fitting(forecast=result, ways=less, drawing=bool(setup.config.sample.model))
+        return Fitting(forecast=result, ways=less, drawing=bool(setup.config.sample.model), vision=vision_bytes(setup))
     except Exception as error:  # a library may need data that a model without weights has not
         return Fitting(forecast=None, note=f"the memory of a run cannot be estimated: {first_line(error)[:200]}")

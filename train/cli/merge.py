@@ -52,12 +52,12 @@ def merge(
     mean.safetensors. With --ema one run becomes a file of a moving average of its weights.
     """
     from prep.errors import PathError, UsageError
-    from train.runs.stored.reading import for_merge
+    from train.runs.stored.reading import for_averages, for_merge
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     require_local(output, "output", OUTPUT, UsageError)
-    sources = [for_merge(place_of(each)) for each in lora]
+    sources = [(for_merge if ema is None or len(lora) > 1 else for_averages)(place_of(each)) for each in lora]
     for source in sources:
         if not source.path.exists():
             raise PathError(f"{source} does not exist, expected a LoRA file or a run")

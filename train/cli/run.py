@@ -71,6 +71,9 @@ def run(
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
+        if (found := ending.get("proposal")) and not quiet:
+            say(f"train evaluate {shell_name(str(local.path))} proposes {found['checkpoint'] or 'none'}: "
+                f"{found['reason']}")
         put(str(local / ending["result"]))
 
 

@@ -19,7 +19,7 @@ from prep.models.named import beside, without_folders
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from prep.setting import line_check
 from prep.training.optimizers import DEPENDENT, OPTIMIZERS, usual
-from prep.training.schema import STEPS, Base, Config, Lora, Optimizer
+from prep.training.schema import STEPS, Base, Config, Evaluating, Lora, Optimizer
 from prep.training.table import SECTIONS, SETTINGS
 from train.config import hints
 from train.config.aliases import advice
@@ -72,18 +72,22 @@ def _model_located(value: Any, folder: Path) -> Any:
 
 
 # The settings that name a file or a model, and how these are found from the directory of the file of settings.
-_FOUND: Mapping[str, Callable[[Any, Path], Any]] = {"base.adapter": _located, "sample.model": _model_located}
+_FOUND: Mapping[str, Callable[[Any, Path], Any]] = {
+    "base.adapter": _located, "sample.model": _model_located, "evaluate.neutral": _located,
+    "evaluate.embed": _model_located}
 
 
 def published(config: Config) -> Config:
     """The settings as results say them: without a path of this computer."""
     return replace(config, base=replace(config.base, adapter=Path(config.base.adapter).name),
-                   sample=replace(config.sample, model=without_folders(config.sample.model)))
+                   sample=replace(config.sample, model=without_folders(config.sample.model)),
+                   evaluate=replace(config.evaluate, neutral=Path(config.evaluate.neutral).name,
+                                    embed=without_folders(config.evaluate.embed)))
 
 
 def on_trained(config: Config) -> Config:
     """The settings without files and models beside the trained one, which need no longer be there."""
-    return replace(config, base=Base(), sample=replace(config.sample, model=""))
+    return replace(config, base=Base(), sample=replace(config.sample, model=""), evaluate=Evaluating())
 
 
 def _refuse(name: str, value: Any) -> None:

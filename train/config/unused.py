@@ -122,8 +122,11 @@ def _of_evaluation(config: Config, facts: Facts) -> _Reasons:
         yield _of("validation"), "the manifest holds out no samples"
     elif not config.validation.every:
         yield ("validation.timesteps", "validation.most"), "validation.every is 0"
+    if not config.evaluate.every:
+        yield (tuple(name for name in _of("evaluate") if name != "evaluate.every"),
+               "evaluate.every is 0, and only train evaluate uses such settings then")
     settings = ("sample.wait", "sample.encode")
-    if not config.sample.every:
+    if not config.sample.every and not config.evaluate.every:
         yield settings, "sample.every is 0"
         yield (tuple(name for name in _of("sample") if name not in (*settings, "sample.every")),
                "sample.every is 0, and only train sample uses such settings then")

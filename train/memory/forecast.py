@@ -10,15 +10,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 
+from prep.arrays import ITEM_BYTES
 from prep.batching.short import smaller_sizes
 from prep.errors import ConfigError, first_line
 from prep.formatting import format_bytes
 from prep.models.device.counting import ACTIVATIONS
 from prep.models.device.offload import SHARED
+from prep.models.pipeline import single_model_files
+from prep.models.vision.model import COMPUTE
 from prep.training.checks import AUTO, IN_HOST
 from prep.training.schema import Config
 from prep.training.table import spell
@@ -68,8 +72,12 @@ class Forecast:
     @property
     def drawing(self) -> int:
         """Bytes while another model of the same size draws sample pictures, without what its passes take."""
-        kept = sum(self.parts[name] for name in ("weights", "adapters", "optimizer", "average", "libraries"))
-        return kept + self.parts["weights"] + self.parts["adapters"]
+        return self.resting + self.parts["weights"] + self.parts["adapters"]
+
+    @property
+    def resting(self) -> int:
+        """Bytes between steps."""
+        return sum(self.parts[name] for name in ("weights", "adapters", "optimizer", "average", "libraries"))
 
     @property
     def line(self) -> str:
@@ -126,6 +134,16 @@ def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None
         return found  # on a CPU no pass fails that takes too much
     recomputing = replace(changed, config=replace(changed.config, gradient_checkpointing=True))
     return replace(_counted(recomputing, room, settings or {}, world), unrecomputed=found.peak)
+
+
+def vision_bytes(setup: Setup) -> int:
+    """Bytes of the vision model that embeds the pictures of evaluated checkpoints, on its device; 0: none is evaluated.
+    Raises `ModelError`."""
+    if setup.vision is None:
+        return 0
+    tensors = single_model_files(setup.vision.folder).tensors
+    return ITEM_BYTES[COMPUTE] * sum(prod(tensor.shape) for name, tensor in tensors.items()
+                                     if not name.startswith("text_model."))  # which is not moved there
 
 
 def _counted(setup: Setup, room: Room, settings: Mapping[str, Any], world: int) -> Forecast:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from prep.digest import digest_json
 from prep.errors import ModelError
 from prep.parse import Unparsed
 from prep.runs.documents import refused
@@ -31,12 +32,12 @@ from train.merging.factored import Factored, open_factored
 from train.merging.factors import DTYPES, check_place, matrices_of, write_factors
 from train.merging.reduced import check_output, write_lora
 from train.merging.resize import ResizeRequest, resize
-from train.merging.streamed import Infos, cast, check_space, infos_of, part_of, sha256_of, size_of
+from train.merging.streamed import cast, check_space, files_at, part_of, sha256_of, size_of, stored_at
 from train.merging.trained import another, find_result, is_full, metadata_of
 from train.metadata import table_in
 from train.runs.checkpoint import recorded_digest
 from train.runs.checkpoint_files import write_file
-from train.runs.safetensors.reader import STORED, read_tensor
+from train.runs.safetensors.header import SHARDING
 
 Tick = Callable[[int], object]
 _SAME = "name results of runs of the same kind and layers, on the same model"
@@ -49,7 +50,7 @@ class Part:
 
     path: Path
     weight: float
-    sha256: str
+    sha256: str  # of pieces that of the list of theirs
     metadata: Mapping[str, str]
 
     @property
@@ -99,15 +100,18 @@ def average(request: AverageRequest, tick: Tick = lambda count: None) -> Average
 
 
 def part_at(path: Path, weight: float) -> Part:
-    """The part in this file. Raises `CacheError`, also if it is damaged by its checkpoint's digest."""
+    """The part in this file, or in the pieces of this directory. Raises `CacheError`, also if it is damaged by its
+    checkpoint's digest."""
     try:
-        metadata = metadata_of(path)
-        digest = sha256_of(path)
-        if digest != (recorded_digest(path) or digest):
+        digests = {each: sha256_of(each) for each in files_at(path)}
+        metadata = metadata_of(next(iter(digests)))
+        if any(digest != (recorded_digest(each) or digest) for each, digest in digests.items()):
             raise Unparsed("its bytes do not match their digest")
     except (OSError, Unparsed) as error:
         raise refused(path, error, another(path)) from None
-    return Part(path=path, weight=weight, sha256=digest, metadata=metadata)
+    first, *others = digests.values()
+    return Part(path=path, weight=weight, sha256=digest_json([first, *others]) if others else first,
+                metadata={name: value for name, value in metadata.items() if name != SHARDING})
 
 
 def _compared(parts: Sequence[Part]) -> Iterator[str]:
@@ -140,7 +144,8 @@ def linear(parts: Sequence[Part], output: Path, dtype: Dtype | None, metadata: M
            ) -> Averaged:
     """Writes the average of each tensor by itself, whatever these are. Raises `PathError`, `ModelError`, `CacheError`.
     """
-    infos = [infos_of(part.path, from_run=True) for part in parts]
+    stored = [stored_at(part.path) for part in parts]
+    infos = [each.infos for each in stored]
     for part, other in zip(parts[1:], infos[1:], strict=True):
         for name in {**infos[0], **other}:
             shapes = [list(of[name].shape) if name in of else None for of in (other, infos[0])]
@@ -152,10 +157,10 @@ def linear(parts: Sequence[Part], output: Path, dtype: Dtype | None, metadata: M
 
     def averaged(name: str, value: Tensor) -> Tensor:
         tick(1)
-        reads = [partial(_read, part, of, name) for part, of in zip(parts[1:], infos[1:], strict=True)]
+        reads = [partial(each.read, name) for each in stored[1:]]
         return cast(name, _mean(value, reads, [part.weight for part in parts]), dtype, value)
 
-    file = part_of({parts[0].path: infos[0]}, dtype, averaged, metadata)
+    file = part_of({parts[0].path: infos[0]}, dtype, averaged, metadata, stored[0].read)
     if parts[0].full:
         write_file(output, replace(file, name=output.name))
     else:  # whose digest stands before its tensors
@@ -173,13 +178,6 @@ def _mean(value: Tensor, others: Sequence[Callable[[], Tensor]], weights: Sequen
     for read, weight in zip(others, weights[1:], strict=True):
         mean += weight * (read().float() - first)
     return mean
-
-
-def _read(part: Part, infos: Infos, name: str) -> Tensor:
-    try:
-        return read_tensor(part.path, infos[name], STORED)
-    except (OSError, Unparsed) as error:
-        raise refused(part.path, error, another(part.path)) from None
 
 
 # ---- products of two matrices ----------------------------------------------------------------------------------------

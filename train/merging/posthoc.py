@@ -40,7 +40,7 @@ _OF_RESULT = ("modelspec.", "ss_", "latentry.seed", "latentry.recipe")  # metada
 class Snapshot:
     """A power-function average that a run has kept."""
 
-    path: Path
+    path: Path  # of the file, or of the directory of its pieces
     step: int
     length: float  # sigma_rel
 
@@ -89,8 +89,9 @@ def posthoc(request: PosthocRequest, tick: Tick = lambda count: None) -> tuple[A
 
 def snapshots_of(run: Path) -> list[Snapshot]:
     """The averages that a run has kept: in its checkpoints, and of those that are removed. Raises `CacheError`."""
-    found = {(int(folder.name[5:]), length): folder / file for folder in (*list_averages(run), *list_checkpoints(run))
-             for file, length in POWERS.items() if (folder / file).is_file()}
+    found = {(int(folder.name[5:]), length): place for folder in (*list_averages(run), *list_checkpoints(run))
+             for file, length in POWERS.items() for place in (folder / file, (folder / file).with_suffix(""))
+             if place.is_file() or place.is_dir()}
     return [Snapshot(path=found[each], step=each[0], length=each[1]) for each in sorted(found)]
 
 

@@ -13,7 +13,7 @@ beside the others, and no tensor is gathered. Directories stand for the files:
 
       unet/diffusion_pytorch_model/shard-00001-of-0000N.safetensors …    one from each rank
       optimizer/shard-00001-of-0000N.safetensors …                       and one with the numbers that all ranks have
-      ema/shard-00001-of-0000N.safetensors …
+      ema/shard-00001-of-0000N.safetensors …                             likewise ema-0.05/, ema-0.10/
 
 A piece is a safetensors file, whose metadata say where its rows belong, as torch.distributed.checkpoint's
 HuggingFaceStorageWriter spells it; no file is a pickle. When all ranks have written and synced theirs, the first one

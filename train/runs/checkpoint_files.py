@@ -70,11 +70,16 @@ def state_part(state: State, version: int, files: Mapping[str, Any]) -> Checkpoi
 def remove_old(run: Path, keep: int) -> None:
     """Removes all checkpoints but the newest `keep` (0: none); their power-function averages stay."""
     for old in list_checkpoints(run)[:-keep] if keep else ():
-        for power in [old / name for name in POWERS if (old / name).is_file()]:
-            kept = run / AVERAGES / old.name
-            atomic.make_dirs(kept)
-            atomic.rename(power, kept / power.name)
-        atomic.remove_tree(old)
+        remove(run, old)
+
+
+def remove(run: Path, old: Path) -> None:
+    """Removes a checkpoint, whose power-function averages stay: files, or directories of their pieces."""
+    for power in [place for name in POWERS for place in (old / name, (old / name).with_suffix("")) if place.exists()]:
+        kept = run / AVERAGES / old.name
+        atomic.make_dirs(kept)
+        atomic.rename(power, kept / power.name)
+    atomic.remove_tree(old)
 
 
 def write_folder(folder: Path, parts: Iterable[CheckpointFile],

@@ -11,7 +11,7 @@
     RUN/README.md             the model card
     RUN/loss.png              the loss so far
     RUN/report.html           the page of `train report`
-    RUN/evaluation/           pictures of checkpoints that `train evaluate` drew, and their embeddings
+    RUN/evaluation/           pictures that evaluated checkpoints drew, and their embeddings
     RUN/writer.json           of a run in a store: by which program this is the one that is there
     RUN/prompts/              text rows of prompts that were edited meanwhile
     RUN/heartbeat.json        which process trains it now, and what it does

@@ -3,8 +3,9 @@
 Events: `start` (with the dtype of forward passes, and the number of blocks in host memory if any), `step` (loss, lr,
 grad_norm, samples, samples_per_second, wait, seconds; on a GPU memory, the most bytes so far; with float16 loss_scale,
 and skipped: whether the gradients overflowed), `validation` (loss, spread, samples, timesteps, losses, sources),
-`sample` (picture; prompts, the first 500, and of each 200 characters; sizes of all), `checkpoint` (folder), `warning`
-(text), `stopped`, `end` (result). Each has the number of steps done before it. A checkpoint's line is where its saving
+`sample` (picture; prompts, the first 500, and of each 200 characters; sizes of all), `evaluation` (held_out, training,
+nearest, drift, copies, pictures), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result; proposal if
+checkpoints were evaluated). Each has the number of steps done before it. A checkpoint's line is where its saving
 began, however long that takes: so a resumed run has the log of an undisturbed one. The watcher is shown it when it is
 whole on disk.
 The loss of each sample is beside them, in RUN/losses.bin.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prep.cache.ledger.ledger import Ledger, ledger_at_hand
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
-from prep.errors import ConfigError, Problem
+from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import counted, printable
 from prep.fs.paths import is_inside, resolve
 from prep.fs.untrusted import read_regular
@@ -29,7 +29,7 @@ from prep.manifest.document import Manifest
 from prep.manifest.samples import ShownPicture, shown_in
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays
-from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
+from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file, read_prompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,6 +182,34 @@ def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigEr
     data = read_prompt_file(path, by)
     return None if digest_bytes(data) == manifest.document["prompts"]["digest"] else (
         prompts_of(data, path, by, echo=False))
+
+
+def of_file(index: Index, path: Path, option: str, encoded: Kept | None = None, *, typed: str = "") -> CurrentPrompts:
+    """The prompts of the file at `path` that have rows, as `look_up`. `option` names the file, and `typed` is how a
+    prompt can be given without one, for hints. Raises `PathError`, `ConfigError`; `CacheError` if none has."""
+    _, prompts = read_prompts(path, option)
+    if not prompts:
+        raise PathError(f"prompt file {path} has no prompts",
+                        hint="write one on each line" + (f", or give one with {typed}" if typed else ""))
+    rows = look_up(index, prompts, path, encoded)
+    if not rows.prompts:
+        raise CacheError(f"the cache has no text row of any prompt in {path}", hint=how_to_store(index, path, typed))
+    return rows
+
+
+def of_manifest(index: Index, encoded: Kept | None = None, *, typed: str = "") -> CurrentPrompts:
+    """As `current`. Raises `CacheError` if there are none; `typed` as in `of_file`."""
+    rows = current(index, encoded)
+    if not rows.prompts:
+        raise CacheError("the manifest has no sample prompts and no captions",
+                         hint=how_to_store(index, _FILE, typed))
+    return rows
+
+
+def how_to_store(index: Index, path: Path, typed: str) -> str:
+    """What stores the rows of the prompt file at `path`; or else what `typed` can give is encoded."""
+    return (f"encode a prompt with {typed}, or " if typed else "") + (
+        f"store the rows of a prompt file: {prompts_command(index.manifest, path)}")
 
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> CurrentPrompts:

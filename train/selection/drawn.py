@@ -23,6 +23,7 @@ from prep.embedding.rows import Rows
 from prep.errors import CacheError, ModelError
 from prep.fs.untrusted import read_parts
 from prep.images.resize import scaled_pixels
+from prep.loader.device import compute_dtype
 from prep.loader.index import Index
 from prep.loader.rows import Rows as StoredRows
 from prep.models.device.memory import memory_freed
@@ -35,7 +36,8 @@ from prep.runtime import killable
 from prep.training.schema import Config, Sampling
 from train.config.load import by_name
 from train.memory.forecast import blocks_offloaded
-from train.models.denoiser import Denoiser, adapted, load
+from train.models.adapters.frozen import PART
+from train.models.denoiser import Denoiser, adapted, load, precision_of
 from train.runs.checkpoint import files_of
 from train.runs.resume import Start
 from train.sample import put_trained
@@ -45,7 +47,10 @@ from train.selection.kept import Kept
 from train.setup import Setup
 from train.state_files import averaged
 
-MEANING = 1  # raise it when the same key would name another picture
+MEANING = 2  # raise it when the same key would name another picture
+# The settings that decide what weights draw, besides those of `sample`; the others decide how they were trained.
+DECIDING = ("method", "precision", "zero_terminal_snr", "guidance_embedding", "quantization", "tf32", "channels_last",
+            "attention", "compile", "lora", "full")
 AT_ONCE = 8  # pictures that are drawn before they are kept: the VAE is loaded once for them
 SEEDS = 1 << 63
 
@@ -61,12 +66,15 @@ class Column:
     keys: tuple[str, ...]  # of the pictures
 
 
-def column(start: Start | None, setup: Setup, settings: Sampling, prompts: Sequence[PromptRows]) -> Column:
-    """A column with the keys of its pictures. Raises `CacheError`."""
+def column(start: Start | None, setup: Setup, settings: Sampling, prompts: Sequence[PromptRows], device: torch.device
+           ) -> Column:
+    """A column with the keys of its pictures, as they are drawn on a device of this type. Raises `CacheError`."""
     about = {"meaning": MEANING, "weights": "base" if start is None else _weights(start, setup),
-             "base": dict(setup.model.base), "models": dict(setup.manifest.document["models"]),
-             "others": dict(setup.model.others), "family": setup.family.name, "prediction": setup.prediction,
-             "config": _changed(replace(setup.config, sample=Sampling())), "sampler": settings.sampler,
+             "base": {name: digest for name, digest in setup.model.base.items() if name != PART},
+             "models": dict(setup.manifest.document["models"]), "others": dict(setup.model.others),
+             "family": setup.family.name, "prediction": setup.prediction, "config": _deciding(setup.config),
+             "computed": [device.type, str(compute_dtype(precision_of(setup.config), device))],
+             "sampler": settings.sampler,
              "drawn_by": settings.model, "steps": settings.steps, "guidance": settings.guidance,
              "size": settings.size or setup.index.usual_size}
     return Column(start=start, setup=setup, settings=settings, prompts=tuple(prompts), keys=tuple(
@@ -107,8 +115,9 @@ def draw(columns: Sequence[Column], kept: Kept, vision: str, device: torch.devic
             if (again := _again(denoiser, before, each, device)) is None:
                 denoiser = None  # else there would be two while the next is loaded
                 again = load(each.setup.model.drawing, each.setup.config, each.setup.prediction, device,
-                             adapt=each.start is not None, family=each.setup.family.name,
-                             offload=blocks_offloaded(each.setup, device), progress=progress)
+                             adapt=each.start is not None or each.setup.config.method == "full",
+                             family=each.setup.family.name, offload=blocks_offloaded(each.setup, device),
+                             progress=progress)
             denoiser, before = again, each
             if each.start is not None:
                 with aside(each.start.folder):
@@ -139,7 +148,7 @@ def _again(denoiser: Denoiser | None, before: Column | None, now: Column, device
     """The denoiser that is loaded, if the next column can be put into it."""
     if denoiser is None or before is None or before.setup is not now.setup:
         return None
-    if before.start is not None or now.start is None:
+    if before.start is not None or now.start is None or now.setup.config.method == "full":
         return denoiser
     config = now.setup.config
     plain = config.method == "lora" and not blocks_offloaded(now.setup, device) and not config.compile
@@ -185,10 +194,11 @@ def _weights(start: Start, setup: Setup) -> list[str]:
             for name in files_of(averaged(start, setup.family), state.files)]
 
 
-def _changed(config: Config) -> dict[str, Any]:
-    """The settings that have not their defaults: one that a later version adds changes no key."""
+def _deciding(config: Config) -> dict[str, Any]:
+    """The settings of `DECIDING` that have not their defaults: one that a later version adds changes no key."""
     usual = by_name(Config())
-    return {name: value for name, value in by_name(config).items() if value != usual.get(name)}
+    return {name: value for name, value in by_name(config).items()
+            if name.partition(".")[0] in DECIDING and value != usual.get(name)}
 
 
 def _described(prompt: PromptRows) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ class Kept:
 
     folder: Path
     below: str  # the color, #rrggbb or its name, below transparent pixels
+    _known: dict[tuple[str, str], Rows] = field(default_factory=dict)  # rows that belong to their pictures
 
     def begin(self) -> None:
         """Makes the directory, and removes what killed processes left there. Raises `OSError`."""
@@ -57,21 +58,28 @@ class Kept:
 
     def put_picture(self, key: str, pixels: Pixels) -> None:
         """Keeps a picture, uint8 [H, W, 3], or [H, W, 4] with opacity."""
+        for name in [name for name in self._known if name[0] == key]:
+            del self._known[name]
         write_atomic(self._png(key), encode_png(pixels))
 
     def row(self, key: str, vision: str) -> Rows | None:
-        """The embedding of a picture, float16 [D]; `None` if there is none of what the picture is now."""
+        """The embedding of a picture, float16 [D]; `None` if there is none of what the picture is now. A picture is
+        read only the first time."""
+        if (known := self._known.get((key, vision))) is not None:
+            return known
         with suppress(OSError):
             data = read_regular(self._row(key, vision), MOST)
             row = np.frombuffer(data[_DIGEST:], np.float16) if len(data) % 2 == 0 else np.zeros(0, np.float16)
             whole = abs(float(np.linalg.norm(row.astype(np.float64))) - 1) < 0.1  # of length 1, but for rounding
             if whole and data[:_DIGEST] == self._digest(key):
+                self._known[key, vision] = row
                 return row
         return None
 
     def put_row(self, key: str, vision: str, row: Rows) -> None:
         """Keeps the embedding of a picture, float16 [D] of length 1."""
         write_atomic(self._row(key, vision), self._digest(key) + row.tobytes())
+        self._known[key, vision] = row
 
     def _digest(self, key: str) -> bytes:
         return hashlib.sha256(read_regular(self._png(key), MOST)).digest()

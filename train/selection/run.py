@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,21 +13,22 @@ import torch
 
 from prep.batching.split import ROLES
 from prep.embedding.rows import Rows, embeddings_of
-from prep.errors import CacheError, ConfigError, ModelError, PathError
+from prep.errors import CacheError, PathError
 from prep.formatting import printable
 from prep.fs.memo import Memo, memo_path
+from prep.fs.place import Local
 from prep.manifest.document import Manifest
 from prep.manifest.opened import open_manifest
-from prep.models.fingerprint import bytes_of, ticking
-from prep.models.vision.model import EXAMPLES, VisionModel, vision_files, vision_model
+from prep.models.vision.model import VisionModel
 from prep.models.vision.texts import MEMORY, embed_texts, lacking_texts, remembered_rows, unread
 from prep.parse import alpha_setting, color_below
-from prep.progress import BackgroundTotal, Progress, silent
+from prep.progress import Progress, silent
 from prep.runs.events import NAME as LOG
 from prep.runs.events import read_events
 from prep.runs.history import read_history
 from prep.similarity.vectors import Integers
-from train.models.base import remembered_digests
+from prep.training.schema import Evaluating
+from train.check.evaluation import AGAIN, vision_of
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import Run, read_run
 from train.runs.resume import Start, find_start
@@ -38,7 +39,6 @@ from train.selection.kept import NAME, Kept
 from train.selection.scores import NEAREST, Candidate, Collection, Proposal, drift, likeness, prompt_fit, propose
 from train.setup import Setup
 
-AGAIN = "prep encode SOURCE --embed MODEL, or set model in [embed] of the recipe, and run prep encode again"
 FEWEST = 2  # neutral pictures: how far the base model's are from one another is the unit of drift
 
 
@@ -47,10 +47,15 @@ class EvaluateRequest:
     """What to evaluate; `sample` has run and prompts, and how pictures are drawn."""
 
     sample: SampleRequest
-    neutral: Path | None = None  # prompts of pictures that training is not to change; None: no prompt
-    embed: str | None = None  # the vision model; None: the one in the options that the manifest records
+    neutral: Path | None = None  # prompts of pictures that training is not to change; None: those of the run's settings
+    embed: str | None = None  # the vision model; None: likewise, or the one in the options that the manifest records
     every: int = 1  # each so many-th checkpoint, counted from the newest
-    seeds: int = 4  # pictures of each prompt
+    seeds: int = 0  # pictures of each prompt; 0: as the run's settings say
+
+    def with_settings(self, settings: Evaluating) -> EvaluateRequest:
+        """The same, with a run's settings for what was not asked for."""
+        return replace(self, neutral=self.neutral or (Path(settings.neutral) if settings.neutral else None),
+                       embed=self.embed or settings.embed or None, seeds=self.seeds or settings.seeds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +79,12 @@ class Evaluation:
         """The document of `--json`: the same for a second call."""
         drawn = self.columns[0].prompts[:self.prompts]
         return {"format": "latentry/evaluate", "version": 1, "run": str(self.run.local),
-                "vision": str(self.vision.folder), "prompts": list(dict.fromkeys(each.prompt for each in drawn)),
-                "pictures": self.prompts, "neutral": 0 if self.base is None else len(self.base.prompts),
-                "nearest": NEAREST, "training": self.collection.training, "held_out": self.collection.held_out,
+                "vision": str(self.vision.folder.resolve()), "pictures": self.prompts,
+                "prompts": list(dict.fromkeys(each.prompt for each in drawn)),
+                "neutral": 0 if self.base is None else len(self.base.prompts), "nearest": NEAREST,
+                "training": self.collection.training, "held_out": self.collection.held_out,
                 "copy_from": round(self.least, 6), "checkpoints": [
-                    {"name": each.name, "step": each.step, **_scores(each), "copies": [
+                    {"name": each.name, "step": each.step, **scores_of(each), "copies": [
                         {"prompt": drawn[copy.drawn].prompt, "seed": drawn[copy.drawn].settings.seed,
                          "picture": copy.name, "cosine": round(copy.cosine, 6)} for copy in each.likeness.copies],
                      "excluded": list(each.excluded)} for each in self.candidates],
@@ -90,7 +96,7 @@ class Evaluation:
         lines = [f"{'checkpoint':16}  {'held-out':>8}  {'training':>8}  {'nearest':>8}  {'copies':>6}  {'drift':>7}  "
                  f"{'validation':>10}  {'prompt fit':>10}"]
         for each in self.candidates:
-            scores = _scores(each)
+            scores = scores_of(each)
             held_out, training, nearest, drifted, loss, fit = (
                 "-" if scores[name] is None else f"{scores[name]:.4f}"
                 for name in ("held_out", "training", "nearest", "drift", "validation", "prompt_fit"))
@@ -103,7 +109,8 @@ class Evaluation:
         return "\n".join([*lines, f"proposed: {self.proposal.name or 'none'}: {self.proposal.reason}"])
 
 
-def _scores(each: Candidate) -> dict[str, float | None]:
+def scores_of(each: Candidate) -> dict[str, float | None]:
+    """The scores of a checkpoint by name; `None`: not known."""
     like = each.likeness
     numbers = {"held_out": None if like.held_out_P is None else float(like.held_out_P.mean()),
                "training": float(like.training_P.mean()), "nearest": like.nearest, "drift": each.drift,
@@ -120,26 +127,27 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     """
     sample = wanted.sample
     run = read_run(sample.run, manifest=sample.manifest, cache=sample.cache)
-    starts = _starts(run, wanted.every)
+    wanted = wanted.with_settings(run.config.evaluate)
+    starts = _starts(run.local, wanted.every)
     setups = list(_setups(run, sample, starts, progress))
     newest = setups[-1]
-    collection = _collection(newest.manifest)
-    vision = _vision(newest.manifest, wanted, progress)
+    vision = vision_of(newest.manifest, wanted.embed, "--embed MODEL", progress, download=sample.download)
+    collection = collection_of(newest.manifest)
     prompts = overridden(prompts_of(sample, newest, typing=False), sample)
-    neutral, warnings = _neutral(wanted, newest)
+    neutral, warnings = neutral_of(wanted, newest)
     about = seeded(prompts.prompts, wanted.seeds, newest.config.sample.seed if sample.seed is None else sample.seed)
-    columns = [column(start, setup, replace(setup.config.sample, **typed(sample)), (*about, *neutral))
+    columns = [column(start, setup, replace(setup.config.sample, **typed(sample)), (*about, *neutral), device)
                for start, setup in zip(starts, setups, strict=True)]
-    base = column(None, newest, columns[-1].settings, neutral) if neutral else None
-    kept = Kept(folder=run.folder / NAME, below=alpha_setting(color_below(newest.manifest.alpha) or (255, 255, 255)))
+    base = column(None, newest, columns[-1].settings, neutral, device) if neutral else None
+    kept = kept_in(run.folder, newest.manifest)
     kept.begin()
     every = [*([] if base is None else [base]), *reversed(columns)]
     drawn = draw(every, kept, vision.expected.digest, device, progress)
     embed([key for each in every for key in each.keys], kept, vision, device, progress)
     least = collection.least
-    fitting = _prompt_rows([each.prompt for each in about], vision, device, progress)
-    candidates = tuple(_candidates(run, collection, least, columns, base, len(about), kept, vision.expected.digest,
-                                   fitting))
+    fitting = prompt_rows([each.prompt for each in about], vision, device, progress)
+    losses = dict(read_history(read_events(run.folder / LOG)).held_out)
+    candidates = tuple(scored(collection, columns, base, len(about), kept, vision.expected.digest, losses, fitting))
     others = dict.fromkeys(text for start, setup in zip(starts, setups, strict=True)
                            for text in other_base(setup, start.state.base, start.folder.name))
     return Evaluation(run=run, vision=vision, collection=collection, least=least, candidates=candidates,
@@ -147,11 +155,16 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
                       drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *filter(None, [unread(vision)])))
 
 
-def _candidates(run: Run, collection: Collection, least: float, columns: Sequence[Column], base: Column | None,
-                about: int, kept: Kept, vision: str, fitting: tuple[Integers, Rows] | None) -> Iterator[Candidate]:
-    """The checkpoints with their scores; the first `about` pictures of each are those of prompts. `fitting`: as
-    `_prompt_rows` returns it."""
-    losses = dict(read_history(read_events(run.folder / LOG)).held_out)
+def kept_in(run: Path, manifest: Manifest) -> Kept:
+    """What the run in this directory keeps of evaluations."""
+    return Kept(folder=run / NAME, below=alpha_setting(color_below(manifest.alpha) or (255, 255, 255)))
+
+
+def scored(collection: Collection, columns: Sequence[Column], base: Column | None, about: int, kept: Kept, vision: str,
+           losses: Mapping[int, float], fitting: tuple[Integers, Rows] | None) -> Iterator[Candidate]:
+    """The checkpoints with their scores; the first `about` pictures of each are those of prompts. `losses`: of
+    validations, by step. `fitting`: as `prompt_rows` returns it."""
+    least = collection.least
     apart = None if base is None else rows_of(base.keys, kept, vision)
     for each in columns:
         assert each.start is not None, "the base model is no candidate"
@@ -161,7 +174,7 @@ def _candidates(run: Run, collection: Collection, least: float, columns: Sequenc
                         fit=None if fitting is None else prompt_fit(rows[fitting[0]], fitting[1]))
 
 
-def _prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.device, progress: Progress
+def prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.device, progress: Progress
                  ) -> tuple[Integers, Rows] | None:
     """(the places of prompts that have an embedding, these); `None` if the model reads no texts, or none of these.
     Raises `ModelError`, `OutOfMemoryError`."""
@@ -175,17 +188,17 @@ def _prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.devi
     return (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
 
 
-def _starts(run: Run, every: int) -> list[Start]:
+def _starts(run: Local, every: int) -> list[Start]:
     """The checkpoints to evaluate, the oldest first: each so many-th of those that are kept, and the newest. Raises
     `PathError`, `CacheError`."""
-    folders = list_checkpoints(run.folder)
+    folders = list_checkpoints(run.path)
     if not folders:
-        raise PathError(f"{run.local} has no checkpoint to evaluate",
+        raise PathError(f"{run} has no checkpoint to evaluate",
                         hint="checkpoint.every and checkpoint.keep say which ones a run keeps")
     starts = []
     for folder in folders[::-1][::every][::-1]:
         with aside(folder):
-            starts.append(find_start(run.local, folder.name))
+            starts.append(find_start(run, folder.name))
     return starts
 
 
@@ -198,12 +211,10 @@ def _setups(run: Run, sample: SampleRequest, starts: Sequence[Start], progress: 
         yield before[1]
 
 
-def _collection(manifest: Manifest) -> Collection:
+def collection_of(manifest: Manifest) -> Collection:
     """The pictures of a manifest that have embeddings, each once, without regularization pictures. Raises
-    `ConfigError`, `CacheError`."""
+    `CacheError`."""
     opened = open_manifest(manifest)
-    if not manifest.embedded:
-        raise ConfigError(f"{manifest.path} has no embeddings of its pictures to compare with", hint=AGAIN)
     rows, there = embeddings_of(opened)
     samples, first = opened.samples, dict[bytes, int]()
     pictures, labels = samples.table["picture"].to_pylist(), opened.labels()
@@ -218,28 +229,9 @@ def _collection(manifest: Manifest) -> Collection:
     return Collection(rows=rows[order], training=training, names=tuple(labels[number] for number in order))
 
 
-def _vision(manifest: Manifest, wanted: EvaluateRequest, progress: Progress) -> VisionModel:
-    """The vision model, which has to be the one that made the manifest's embeddings. Raises `ModelError`."""
-    named, options = wanted.embed, manifest.options
-    if named is None and "--embed" in options[:-1]:
-        named = str(options[options.index("--embed") + 1])
-    if not named:
-        raise ModelError(f"{manifest.path} does not say where the vision model is that made its embeddings",
-                         hint=f"name it: --embed MODEL, {EXAMPLES}")
-    files = vision_files(named, download=wanted.sample.download)
-    with remembered_digests() as digest, progress("hashing the model", BackgroundTotal(lambda: bytes_of([files])),
-                                                  "bytes") as tick:
-        model = vision_model(files, ticking(digest, tick))
-    expected = str(manifest.fields["embedding"].context["model"])
-    if model.expected.digest != expected:
-        raise ModelError(f"the vision model in {model.folder} did not make the embeddings of {manifest.path}: its "
-                         f"fingerprint is {model.expected.digest[:12]}, expected {expected[:12]}",
-                         hint="name the model that did with --embed, or make them with this one: prep encode again")
-    return model
-
-
-def _neutral(wanted: EvaluateRequest, setup: Setup) -> tuple[tuple[PromptRows, ...], tuple[str, ...]]:
-    """The prompts of pictures that training is not to change, with their seeds, and warnings. Raises `CacheError`."""
+def neutral_of(wanted: EvaluateRequest, setup: Setup) -> tuple[tuple[PromptRows, ...], tuple[str, ...]]:
+    """The prompts of pictures that training is not to change, with their seeds, and warnings. Raises `PathError`,
+    `CacheError`."""
     sample, seeds = wanted.sample, max(wanted.seeds, FEWEST)
     seed = setup.config.sample.seed if sample.seed is None else sample.seed
     if wanted.neutral is None:

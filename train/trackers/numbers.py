@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prep.runs.events import Event
 
 _NUMBERS = ("loss", "lr", "grad_norm", "samples_per_second", "wait", "memory", "loss_scale")  # of a step
+_SCORES = ("held_out", "training", "nearest", "drift", "copies", "prompt_fit")  # of an evaluated checkpoint
 
 
 def numbers(event: Event) -> Iterator[tuple[str, float]]:
@@ -19,3 +20,5 @@ def numbers(event: Event) -> Iterator[tuple[str, float]]:
         if len(sources) > 1:
             yield from ((f"validation/{name}", part["loss"]) for name, part in sources.items()
                         if part["loss"] is not None)
+    elif event["event"] == "evaluation":
+        yield from ((f"evaluation/{name}", event[name]) for name in _SCORES if event.get(name) is not None)

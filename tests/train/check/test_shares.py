@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from runs import go
 
-from prep.training.schema import Validation
+from prep.training.schema import Evaluating, Validation
 from train import state, validate
 from train.check.shares import notes_on_shares, shares_of
 
@@ -66,6 +68,24 @@ def test_a_run_that_mostly_validates_is_said(make, setup_of):
     assert note.startswith("sample pictures take about ")
     assert notes_on_shares(setup_of(made, **{**long, "validation": {"every": 25, "timesteps": 1}})) == []
     assert notes_on_shares(setup_of(made, **{**long, "steps": 2, "validation": {"every": 200}})) == [], "just ends"
+
+
+def test_evaluated_checkpoints_count_as_many_pictures_as_they_have_seeds(make, setup_of):
+    """One more at the end, unless that is a checkpoint to evaluate in any case."""
+    setup = setup_of(make(), **{**PLAIN, "steps": 50, "validation": {"every": 0}, "checkpoint": {"every": 5},
+                                "sample": {"every": 0, "size": [64, 64]}})
+    assert (shares_of(setup).evaluated, shares_of(setup).evaluations, notes_on_shares(setup)) == (0, 0, [])
+    for every, times in ((1, 10), (2, 5), (3, 4), (4, 3), (11, 1)):
+        asked = replace(setup, config=replace(setup.config, evaluate=Evaluating(every=every, seeds=3)))
+        found = shares_of(asked)
+        assert times == found.evaluations == sum(asked.evaluates(step) for step in range(1, 51)), every
+        assert found.evaluated == 3 * found.pictures and "evaluation of checkpoints " in found.line
+        half = shares_of(replace(asked, config=replace(asked.config, evaluate=Evaluating(every=every, seeds=6))))
+        assert half.evaluation / half.training == pytest.approx(2 * found.evaluation / found.training)
+        most, kept = notes_on_shares(asked) if times > 1 else ("evaluating checkpoints takes about ", f"{times} ")
+        assert most.startswith("evaluating checkpoints takes about ") and kept.startswith(f"{times} ")
+        everything = replace(asked.config, checkpoint=replace(asked.config.checkpoint, keep=0))
+        assert [most] == notes_on_shares(replace(asked, config=everything)) or times == 1
 
 
 def test_few_samples_are_validated_unless_all_are_asked_for():

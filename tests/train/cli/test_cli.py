@@ -155,7 +155,8 @@ def test_check_reports_as_json(train, make):
                            "steps_per_epoch": 4, "step_sizes": {"2": 4}, "left_out": [],
                            "repeated": result.json["repeated"], "notes": [], "shares": result.json["shares"],
                            "memory": result.json["memory"]}
-    assert sum(result.json["shares"][part] for part in ("training", "validation", "sampling")) == pytest.approx(1)
+    assert sum(result.json["shares"][part] for part in (
+        "training", "validation", "sampling", "evaluation")) == pytest.approx(1)
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
 

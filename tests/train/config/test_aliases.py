@@ -41,7 +41,7 @@ def test_every_answer_names_a_setting_that_exists_and_no_name_of_ours_is_taken()
      "no [section], but above them"),
     ({"optimizer": {"train_batch_size": 4}}, "; here it is batch_size, which is in no [section], but above them"),
     ({"lora": {"lr": 1}}, "unknown key 'lr' in [lora] of train.toml; here it is optimizer.lr"),
-    ({"every": 8}, "; here it is validation.every or sample.every or checkpoint.every"),
+    ({"every": 8}, "; here it is validation.every or sample.every or evaluate.every or checkpoint.every"),
 ])
 def test_names_of_other_trainers(table, said):
     with pytest.raises(ConfigError) as caught:

@@ -52,7 +52,7 @@ WRONG = [
     ("optimizer=lion", "optimizer is 'lion', but it is a section, expected one of its settings: optimizer.name, "
      "optimizer.lr, ", "--set optimizer.name=lion"),
     ("lora=8", "lora is 8, but it is a section, expected one of its settings: lora.kind, ", "--set lora.kind=lora"),
-    ("every=5", "here it is validation.every or sample.every or checkpoint.every", "train init"),
+    ("every=5", "here it is validation.every or sample.every or evaluate.every or checkpoint.every", "train init"),
     ("guidance_scale=4", "here it is sample.guidance for pictures", "train init"),
     ("lora", "--set is 'lora', expected NAME=VALUE", "--set lora.kind=lora"),
     ("lora.rank:4", "--set is 'lora.rank:4', expected NAME=VALUE", "--set lora.rank=16"),

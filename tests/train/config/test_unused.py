@@ -55,7 +55,7 @@ TABLE: Mapping[str, Any] = {
         "schedule.warmup", "timesteps.distribution", "timesteps.shift", "timesteps.shift_by_size", "timesteps.low",
         "timesteps.high", "noise.offset", "noise.pyramid", "noise.perturbation", "loss.masked", "loss.min_snr",
         "loss.weighting", "loss.huber", "preserve.prompted", "slider.positive", "slider.negative", "ema.decay",
-        "ema.snapshots", "sample.every", "checkpoint.every", "checkpoint.keep",
+        "ema.snapshots", "sample.every", "evaluate.every", "checkpoint.every", "checkpoint.keep",
         "checkpoint.copy_gib", "log.plot", "log.tensorboard", "log.wandb", "result.dtype", "result.title",
         "result.author", "result.description", "result.license", "result.trigger"), ALWAYS),
     "tf32": Idle(value=True, device="cpu", why="the device is cpu, expected an NVIDIA GPU for it"),
@@ -111,6 +111,9 @@ TABLE: Mapping[str, Any] = {
     "sample.steps": of_sample(4), "sample.guidance": of_sample(3.0), "sample.sampler": of_sample("DDIMScheduler"),
     "sample.model": of_sample("owner/name"), "sample.seed": of_sample(1), "sample.size": of_sample([64, 64]),
     "sample.wait": Idle(value=5, beside=NEVER, why="sample.every is 0"),
+    **{f"evaluate.{name}": Idle(value=value, unless={"evaluate.every": 1},
+                                why="evaluate.every is 0, and only train evaluate uses such settings then")
+       for name, value in (("seeds", 2), ("neutral", "stay.txt"), ("embed", "owner/name"))},
     "sample.encode": Idle(value="cuda", beside={"sample.wait": 0}, why="sample.wait is 0"),
     "parallel.shard": Idle(value=True, world=1, why="there is one process; several are started with torchrun"),
     "result.tags": Idle(value=False, beside=FULL, why="method is 'full', and only files of a LoRA hold the counts"),

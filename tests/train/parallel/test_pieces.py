@@ -20,7 +20,7 @@ from train.runs import saver as saving
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
 COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 4, "--lr", "1e-3", "--method",
           "full", "--set", "checkpoint.every=1", "--set", "validation.every=0", "--set", "sample.every=0", "--set",
-          "sample.steps=2", "--set", "ema.decay=0.9")
+          "sample.steps=2", "--set", "ema.decay=0.9", "--set", "ema.snapshots=true")
 RESULT = "unet/diffusion_pytorch_model.safetensors"
 
 
@@ -53,7 +53,7 @@ def test_pieces_are_continued_like_whole_files(make, tmp_path, count, how):
     assert (run / RESULT).read_bytes() == (other / RESULT).read_bytes()
     last = "checkpoints/step-000004"
     names = sorted(file.relative_to(run).as_posix() for file in (run / last).rglob("*.safetensors"))
-    assert len(names) == (3 if how == "--no-shard" else 3 * count + 1)
+    assert len(names) == (5 if how == "--no-shard" else 5 * count + 1)
     for name in names:
         assert (run / name).read_bytes() == (other / name).read_bytes(), name
 

@@ -40,8 +40,8 @@ from train.setup import RunRequest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
 COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 6, "--micro-batch", 3, "--lr", "1e-3", "--steps", 4,
-          "--set", "checkpoint.every=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2",
-          "--set", "ema.decay=0.9")  # four processes divide a micro-batch of three: one is idle
+          "--set", "checkpoint.every=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2", "--set",
+          "ema.decay=0.9", "--set", "ema.snapshots=true")  # four processes divide a micro-batch of three: one is idle
 CPU = torch.device("cpu")
 KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
          "beside": ("--rank", 2),
@@ -89,6 +89,16 @@ def others_read_pieces(train, path, folder, tmp_path):
     result = train("run", path, *COMMON, *KINDS["full"], "-o", run, "--resume", "--from", "step-2")
     assert f"error: {piece}: its bytes do not match their digest\n" in result.err, result.err
     piece.write_bytes(before)
+    last = folder / "ema-0.10" / "shard-00002-of-00002.safetensors"
+    before = flip(last)
+    merge = ("merge", run, "--ema", "0.15", "-o", tmp_path / "mean.safetensors")
+    result = train(*merge)
+    assert f"error: {last.parent}: its bytes do not match their digest\n" in result.err, result.err
+    last.write_bytes(before)
+    last.rename(run / "aside")
+    result = train(*merge)
+    assert f"{last.parent}: its piece ema-0.10/{last.name} is missing\n" in result.err, result.err
+    (run / "aside").rename(last)
     last = folder / "ema" / "shard-00002-of-00002.safetensors"
     last.rename(run / "aside")
     result = train("check", path, "--method", "full", "--init-from", folder)
@@ -116,9 +126,12 @@ def test_a_run_is_that_of_one_process_and_continued_by_one(make, setup_of, train
         for name in {"loss", "grad_norm", "samples", "parameters"} & event.keys():
             assert event[name] == pytest.approx(other[name], rel=1e-4)
     names = [path.relative_to(one) for path in one.rglob("*.safetensors")]
-    assert len(names) == 7
+    assert len(names) == 11
     for name in names:
         near(one, run, name)
+    for each in (one, run):
+        assert train("merge", each, "--ema", "0.15", "-o", each / "mean.safetensors").code == 0
+    near(one, run, Path("mean.safetensors"))
     result = min(names, key=lambda name: len(name.parts))
     if kind == "full":
         others_read_pieces(train, path, run / "checkpoints" / "step-000002", tmp_path)
@@ -295,6 +308,9 @@ def test_a_failure_between_steps_ends_a_divided_run_that_others_may_not_have(mak
         found = explanation(error, setup, tmp_path, progress)
         assert found.message == "cpu ran out of memory while validating, and a divided model needs all processes"
         assert found.hint == "--resume continues from step 3: --micro-batch 2 or --set validation.every=0"
+        progress.during = "evaluating"
+        assert explanation(error, setup, tmp_path, progress).hint == (
+            "--resume continues from step 3: smaller pictures (sample.size) or --set evaluate.every=0")
 
 
 class Said:

@@ -66,6 +66,14 @@ def test_a_loss_that_is_no_number_is_passed_over():
     ({"event": "warning", "step": 4, "text": "look [red]out[/]"}, "warning: look [red]out[/]"),
     ({"event": "warning", "step": 4, "text": "prompt '\x1b[2Ja\nb'"}, "warning: prompt '\\x1b[2Ja\\nb'"),
     ({"event": "end", "step": 4, "result": "lora.safetensors"}, "done: lora.safetensors"),
+    ({"event": "end", "step": 4, "result": "x", "proposal": {"checkpoint": "step-000002", "reason": "y"}},
+     "done: x; proposed: step-000002"),
+    ({"event": "end", "step": 4, "result": "x", "proposal": {"checkpoint": None, "reason": "y"}}, "done: x"),
+    ({"event": "evaluation", "step": 4, "held_out": 0.75, "training": 0.5, "nearest": 0.9, "drift": 0.125, "copies": 1},
+     "step 4: pictures like held-out ones 0.7500 and training ones 0.5000; 1 nearly as in the training set; "
+     "drift 0.1250"),
+    ({"event": "evaluation", "step": 4, "held_out": None, "training": 0.5, "drift": None, "copies": 0},
+     "step 4: pictures like training ones 0.5000; 0 nearly as in the training set"),
     ({"event": "stopped", "step": 4}, "stopped after step 4; the same command with --resume continues from there"),
     (step(1), None),
 ])

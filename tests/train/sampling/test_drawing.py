@@ -120,16 +120,13 @@ def test_the_model_is_let_go_when_pictures_are_made_or_fail(make, setup_of, othe
     def broken(*args, **named):
         raise RuntimeError("no picture")
 
-    def lone(*args):
-        assert loaded and [one() for one in loaded] == [None] * len(loaded)
-        return decoded(*args)
-
     def gone(event):
         if event["event"] == "step":
             assert [one() for one in loaded] == [None] * event["step"]
 
     monkeypatch.setattr(evaluate, "load", watched)
-    monkeypatch.setattr(evaluate, "decoded", broken if fails else lone)
+    if fails:
+        monkeypatch.setattr(evaluate, "pictures", broken)
     before = gc.get_threshold()
     gc.set_threshold(0)  # by chance, the collector would find it
     try:
@@ -170,7 +167,8 @@ def test_blocks_in_host_memory_change_no_bit(make, setup_of, other):
     drawn = []
     for offload in (0, 2):
         trainee = create_state(setup, CPU, offload=offload)
-        drawn.append(evaluate._drawn(trainee, Rows(setup.index), setup, cached(setup.index)))
+        with evaluate._drawing(trainee, setup) as denoiser:
+            drawn.append(evaluate._pictures(trainee, Rows(setup.index), setup, denoiser, cached(setup.index)))
     assert all(np.array_equal(*pair) for pair in zip(*drawn, strict=True))
 
 
@@ -178,7 +176,8 @@ def test_a_rank_without_a_prompt_loads_nothing(make, setup_of, other, monkeypatc
     setup = setup_of(make(), **by(other))
     trainee = create_state(setup, CPU)
     monkeypatch.setattr(evaluate, "load", None)
-    assert evaluate._drawn(trainee, Rows(setup.index), setup, ()) == []
+    with evaluate._drawing(trainee, setup, wanted=False) as denoiser:
+        assert evaluate._pictures(trainee, Rows(setup.index), setup, denoiser, ()) == []
 
 
 def test_neither_vae_nor_text_encoder_of_it_is_needed(make, setup_of, other, tmp_path):

@@ -3,7 +3,8 @@
     run.json, samples.bin, manifest.json, log.jsonl, …    as in a run's directory, without links
     wandb/id.txt                                           what W&B calls the run; its other files stay here
     checkpoints/step-000500/state.json                     a checkpoint without it does not exist
-    checkpoints/aside-step-000500/…                        set aside by --from
+    averages/step-000500/ema-0.05.safetensors              of a removed checkpoint, with ema.snapshots
+    checkpoints/aside-step-000500/…, averages/aside-…      set aside by --from
     samples/aside-step-000500.png                          likewise; such pictures are not uploaded from here
     writer.json                                            who writes the run
 
@@ -28,15 +29,16 @@ from prep.fs.atomic import is_partial
 from prep.runs.document import NAME as RUN
 from prep.runs.events import NAME as LOG
 from prep.runs.losses import NAME as LOSSES
-from train.runs.checkpoint import STATE
+from train.runs.checkpoint import AVERAGES, POWERS, STATE
 from train.runs.directory import PASSING, RESULTS
 
 WRITER = "writer.json"
-CHECKPOINTS, PROMPTS = "checkpoints/", "prompts/"
+CHECKPOINTS, PROMPTS, KEPT = "checkpoints/", "prompts/", f"{AVERAGES}/"
 PAGE = "report.html"  # of `train report`, which is not the run's
 WANDB, WANDB_ID = "wandb/", "wandb/id.txt"  # of W&B's own files only the run's name there is the run's
 FORMAT, VERSION = "latentry/run-writer", 1
 _STATE = re.compile(rf"checkpoints/step-([0-9]{{6,13}})/{re.escape(STATE)}")
+_AVERAGE = re.compile(rf"(?:checkpoints|{AVERAGES})/step-([0-9]{{6,13}})/([^/]+)(?:/[^/]+)?")
 _INDEX = re.compile(r"config\.json|.*\.index\.json")
 
 
@@ -48,6 +50,13 @@ def whole_steps(names: Iterable[str]) -> set[int]:
 def is_state(name: str) -> bool:
     """Whether an object is the state.json of a checkpoint."""
     return _STATE.fullmatch(name) is not None
+
+
+def averaged_step(name: str) -> int | None:
+    """The step of the checkpoint, there or removed, that has an object as a power-function average, or as a piece of
+    one; `None`: another object."""
+    match = _AVERAGE.fullmatch(name)
+    return int(match[1]) if match and f"{match[2].removesuffix('.safetensors')}.safetensors" in POWERS else None
 
 
 def has_result(names: Iterable[str]) -> bool:
@@ -67,7 +76,7 @@ def others(run: Path) -> list[str]:
     for path in run.rglob("*"):
         name = path.relative_to(run).as_posix()
         skipped = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER, *PASSING)
-        skipped = skipped or name.startswith("samples/aside-")
+        skipped = skipped or name.startswith(("samples/aside-", f"{KEPT}aside-"))
         skipped = skipped or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
         if not skipped and path.is_file() and not path.is_symlink():
             names.append(name)

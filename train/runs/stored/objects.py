@@ -171,6 +171,12 @@ class Objects:
             copy_object(self._place(f"{folder}/{name}"), self._place(f"{target}/{name}"), stop=self.stop)
         self.remove(f"{folder}/{name}" for name in (last, *others))
 
+    def copy(self, name: str, target: str) -> ObjectEntry:
+        """Copies an object to another name; what the store then says of that."""
+        copy_object(self._place(name), self._place(target), stop=self.stop)
+        version = version_of(self._place(target), stop=self.stop)
+        return ObjectEntry(size=size_in(version), written=0.0, version=version)
+
     def rename(self, name: str, target: str) -> None:
         """Copies an object to another name, then removes it."""
         copy_object(self._place(name), self._place(target), stop=self.stop)

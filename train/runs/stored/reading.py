@@ -29,7 +29,7 @@ from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
-from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WRITER, is_state, token_of, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WRITER, averaged_step, is_state, token_of, whole_steps
 from train.runs.stored.objects import Objects, differs, fetch_object
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
@@ -77,6 +77,11 @@ def for_merge(place: Place) -> Local:
     return local_of(place, _bring_merged)
 
 
+def for_averages(place: Place) -> Local:
+    """A run, or one of its checkpoints, with the power-function averages that it keeps, and its result."""
+    return local_of(place, _bring_averages)
+
+
 def for_init(place: Place) -> Local:
     """The weights at a place: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
     return local_of(place, _bring_initial)
@@ -115,6 +120,21 @@ def _bring_merged(place: Bucket) -> Path:
     if place.parent.name == CHECKPOINTS.rstrip("/"):
         return _bring_weights(place.parent.parent, place.name) / CHECKPOINTS / place.name
     return _bring_weights(place, result=True)
+
+
+@_only_read()
+def _bring_averages(place: Bucket) -> Path:
+    inside = place.parent.name == CHECKPOINTS.rstrip("/")
+    for retries in range(TRIES - 1, -1, -1):
+        objects, folder, listed = _opened(place.parent.parent if inside else place)
+        try:
+            _keep(objects, folder, listed, lambda name: name == RUN or is_state(name)
+                  or averaged_step(name) is not None or name.partition("/")[0] in RESULTS)
+            return folder / CHECKPOINTS / place.name if inside else folder
+        except FileNotFoundError:  # of a checkpoint that is removed just now: its averages are kept elsewhere
+            if not retries:
+                raise
+    raise AssertionError("the last try raises")
 
 
 @_only_read()

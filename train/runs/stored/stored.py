@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from prep.cache.remote.quota import make_dirs
-from prep.errors import CacheError, ConfigError, PathError, Problem, first_line
+from prep.errors import CacheError, PathError, Problem, first_line
 from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.place import Local, Place
@@ -25,10 +25,11 @@ from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import ObjectEntry
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, aside_name, list_checkpoints, pictured, read_state, step_name
+from train.runs.checkpoint_files import remove
 from train.runs.directory import check_place, check_space, check_unused, check_writable, only_one
 from train.runs.stored import layout
 from train.runs.stored.bring import check_new, continued, make_way
-from train.runs.stored.layout import CHECKPOINTS, WRITER
+from train.runs.stored.layout import CHECKPOINTS, KEPT, WRITER
 from train.runs.stored.objects import Objects, snapshot
 from train.setup import Setup
 
@@ -142,10 +143,7 @@ class StoredRun(OnDisk):
             return continued(self._objects, self.run, listed, named)
 
     def check_new(self, setup: Setup) -> None:
-        """Raises `PathError` unless a new run may begin there, `ConfigError` for what a store does not keep."""
-        if setup.config.ema.snapshots:
-            raise ConfigError(f"ema.snapshots is on, but {self.place} is in an object store, where nothing of a "
-                              "removed checkpoint stays", hint="--set ema.snapshots=false, or a directory here with -o")
+        """Raises `PathError` unless a new run may begin there."""
         check_new(self._objects, self._objects.list())
 
     def begins(self, resume: bool) -> bool:
@@ -170,6 +168,7 @@ class StoredRun(OnDisk):
         self._clear_pictures(-1 if step is None else step, keep=bool(newer))
         for later in newer:
             self._set_aside(later)
+        self._set_averages_aside(step or 0)
         for name in (RUN, "samples.bin", "manifest.json"):
             self._send(name)
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
@@ -195,6 +194,14 @@ class StoredRun(OnDisk):
         self._objects.move(folder, f"{CHECKPOINTS}{target}", names_there, STATE)
         for name in names_there:
             del self._there[f"{folder}/{name}"]
+
+    def _set_averages_aside(self, step: int) -> None:
+        """As `set_aside_averages`, in the store."""
+        later = [name for name in self._there if name.startswith(KEPT) and (layout.averaged_step(name) or 0) > step]
+        for name in later:
+            target = KEPT + aside_name(name.removeprefix(KEPT), lambda other: KEPT + other in self._there)
+            self._objects.rename(name, target)
+            self._there[target] = self._there.pop(name)
 
     # ---- beside the steps --------------------------------------------------------------------------------------------
 
@@ -272,6 +279,8 @@ class StoredRun(OnDisk):
 
     def _upload_others(self) -> None:
         for name in layout.others(self.folder):
+            if name.startswith(KEPT) and layout.averaged_step(name) in self._whole:
+                continue  # which is copied there when its checkpoint is removed
             with suppress(FileNotFoundError):
                 self._send(name)
 
@@ -295,10 +304,14 @@ class StoredRun(OnDisk):
             raise _Superseded(who)
 
     def _remove_old(self) -> None:
-        """In the store, after a newer one is whole."""
+        """In the store, after a newer one is whole; power-function averages stay."""
         for step in sorted(self._whole)[: -self._keep] if self._keep else ():
             folder = f"{CHECKPOINTS}{step_name(step)}"
             names = self._whole[step]
+            for name in names:
+                if layout.averaged_step(f"{folder}/{name}") is not None:
+                    kept = f"{KEPT}{step_name(step)}/{name}"
+                    self._there[kept] = self._objects.copy(f"{folder}/{name}", kept)
             self._objects.remove(f"{folder}/{name}" for name in sorted(names, key=lambda name: name != STATE))
             del self._whole[step]
         self._remove_local()
@@ -310,7 +323,7 @@ class StoredRun(OnDisk):
             newest = step_name(max(list(self._whole), default=0))  # a list at once: threads
             for old in list_checkpoints(self.folder)[: -self._keep] if self._keep else ():
                 if old.name not in (newest, self._sending):
-                    atomic.remove_tree(old)
+                    remove(self.folder, old)
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
