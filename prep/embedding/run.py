@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
@@ -149,8 +150,8 @@ def _report(call: EmbedCall, wanted: Survey, planned: EncodePlan, made: Mapping[
     count = made.get("embedding", 0)
     return EmbedReport(cache=call.cache, model=call.recipe.embed, pictures=len(wanted.pictures), made=count,
                        reused=planned.reused.get("embedding", 0), bytes=count * wanted.row_bytes("embedding", ""),
-                       rejected=(*errors_of(wanted.findings), *rejected), findings=findings,
-                       captions=captions,
+                       rejected=tuple(sorted((*errors_of(wanted.findings), *rejected), key=attrgetter("path", "code"))),
+                       findings=findings, captions=captions,
                        notices=(*call.recipe.notes, *notices, *(captions.notices if captions is not None else ())),
                        dry_run=call.options.dry_run, unmade=unmade)
 
