@@ -40,7 +40,7 @@ VIEWS = 32  # on a sample's page
 CHANNELS = 64  # of a latent
 ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
           "caption": "length of its caption", "pixels": "pixels", "loss": "loss, for its timesteps",
-          "alike": "likeness to the picture most like it", "typical": "likeness to pictures around it"}
+          "alike": "likeness to the nearest picture", "typical": "likeness to near pictures"}
 assert tuple(ORDERS) == SORTS
 NOT_HERE = "The original was not found, has changed, or cannot be decoded."
 

@@ -106,7 +106,7 @@ def test_the_list_is_sorted_and_filtered_by_what_embeddings_say(encoded, monkeyp
     monkeypatch.setattr(site, "PATIENCE", 0.01)
     asking = ("/?cluster=1", "/?sort=alike&order=down", "/?finding=semantic-duplicate")
     with viewing_here(path) as server:
-        assert "likeness to the picture most like it" in server.get().text and 'name="cluster"' not in server.get().text
+        assert "likeness to the nearest picture" in server.get().text and 'name="cluster"' not in server.get().text
         for address in asking:
             assert "Comparing: 0 of 10 samples." in server.get(address).text, address
         go_on.set()
@@ -143,7 +143,7 @@ def test_of_too_few_pictures_the_page_says_so(prep, photos, vision, tiny_model, 
 def test_without_embeddings_there_are_no_such_pages(encoded):
     with viewing_here(encoded("--mask", "none")) as server:
         assert server.get("/set").status == 404 and server.get("/like/0").status == 404
-        assert shown(server.get("/?cluster=1").text) == [] and "most like it" not in server.get().text
+        assert shown(server.get("/?cluster=1").text) == [] and "nearest picture" not in server.get().text
         assert len(shown(server.get("/?sort=alike").text)) == 10
         assert "/set" not in server.get().text and "/like/" not in server.get("/sample/0").text
 
