@@ -38,6 +38,7 @@ PAGE = "report.html"  # of `train report`, which is not the run's
 WANDB, WANDB_ID = "wandb/", "wandb/id.txt"  # of W&B's own files only the run's name there is the run's
 FORMAT, VERSION = "latentry/run-writer", 1
 _STATE = re.compile(rf"checkpoints/step-([0-9]{{6,13}})/{re.escape(STATE)}")
+_CHECKPOINT = re.compile(r"checkpoints/step-([0-9]{6,13})/")
 _AVERAGE = re.compile(rf"(?:checkpoints|{AVERAGES})/step-([0-9]{{6,13}})/([^/]+)(?:/[^/]+)?")
 _INDEX = re.compile(r"config\.json|.*\.index\.json")
 
@@ -45,6 +46,12 @@ _INDEX = re.compile(r"config\.json|.*\.index\.json")
 def whole_steps(names: Iterable[str]) -> set[int]:
     """The steps of the checkpoints that exist."""
     return {int(match[1]) for name in names if (match := _STATE.fullmatch(name))}
+
+
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint that has an object, whole or not; `None`: another object."""
+    match = _CHECKPOINT.match(name)
+    return int(match[1]) if match else None
 
 
 def is_state(name: str) -> bool:

@@ -169,6 +169,7 @@ class StoredRun(OnDisk):
         for later in newer:
             self._set_aside(later)
         self._set_averages_aside(step or 0)
+        self._clear_remains()
         for name in (RUN, "samples.bin", "manifest.json"):
             self._send(name)
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
@@ -202,6 +203,23 @@ class StoredRun(OnDisk):
             target = KEPT + aside_name(name.removeprefix(KEPT), lambda other: KEPT + other in self._there)
             self._objects.rename(name, target)
             self._there[target] = self._there.pop(name)
+
+    def _clear_remains(self) -> None:
+        """Removes what is left of checkpoints that a newer one has replaced, where that was interrupted."""
+        newest = max(self._whole, default=0)
+        remains = [name for name in self._there if (step := layout.step_of(name)) is not None and step < newest
+                   and step not in self._whole]
+        for name in remains:
+            self._keep_average(name)
+        self._objects.remove(remains)
+        for name in remains:
+            del self._there[name]
+
+    def _keep_average(self, name: str) -> None:
+        """Copies an object of a checkpoint to where it stays, if it is a power-function average."""
+        kept = f"{KEPT}{name.removeprefix(CHECKPOINTS)}"
+        if layout.averaged_step(name) is not None and kept not in self._there:
+            self._there[kept] = self._objects.copy(name, kept)
 
     # ---- beside the steps --------------------------------------------------------------------------------------------
 
@@ -309,9 +327,7 @@ class StoredRun(OnDisk):
             folder = f"{CHECKPOINTS}{step_name(step)}"
             names = self._whole[step]
             for name in names:
-                if layout.averaged_step(f"{folder}/{name}") is not None:
-                    kept = f"{KEPT}{step_name(step)}/{name}"
-                    self._there[kept] = self._objects.copy(f"{folder}/{name}", kept)
+                self._keep_average(f"{folder}/{name}")
             self._objects.remove(f"{folder}/{name}" for name in sorted(names, key=lambda name: name != STATE))
             del self._whole[step]
         self._remove_local()
