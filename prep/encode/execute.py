@@ -17,7 +17,7 @@ from prep.errors import StoppedError
 from prep.formatting import counted
 from prep.fs.memo import Memo, dry_run
 from prep.models.vision.model import VisionModel
-from prep.models.vision.texts import embed_texts, lacking_texts, unread
+from prep.models.vision.texts import embed_lacking, lacking_texts, unread
 from prep.progress import Progress
 from prep.runtime import GraceOver, StopRequest, gc_enabled
 
@@ -86,18 +86,17 @@ class EmbeddedCaptions:
 def embed_captions(vision: VisionModel, captions: Iterable[str], memory: Memo, options: EncodeOptions,
                    progress: Progress) -> EmbeddedCaptions | None:
     """Embeds the captions whose rows are not remembered, so that they can be compared with their pictures; `None`: the
-    model reads no texts. Raises `ModelError`, `OutOfMemoryError`."""
+    model reads no texts."""
     if vision.reading is None:
         return None
-    if note := unread(vision):
-        return EmbeddedCaptions(notices=(f"note: {note}",))
-    if not memory.trust:  # as on Windows: nothing would be found again
-        return EmbeddedCaptions()
     texts = {text for text in captions if text.strip()}
     lacking = lacking_texts(vision, sorted(texts), memory)
-    if not options.dry_run:
-        embed_texts(vision, lacking, memory, device=options.device, progress=progress)
-    return EmbeddedCaptions(made=len(lacking), reused=len(texts) - len(lacking))
+    if options.dry_run:
+        note = unread(vision, memory)
+        made = 0 if note else len(lacking)
+    else:
+        made, note = embed_lacking(vision, lacking, memory, device=options.device, progress=progress)
+    return EmbeddedCaptions(made=made, reused=len(texts) - len(lacking), notices=(f"note: {note}",) if note else ())
 
 
 def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:

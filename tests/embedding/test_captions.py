@@ -54,8 +54,8 @@ def test_a_wrong_caption_is_named_and_an_interrupted_run_continued(prep, taught,
         rows, given = text_encoder.TextEncoder.rows, []
 
         def interrupted(self, some):
-            given.append(some)
-            if len(given) % 2 == 0:
+            given.extend([some] if some != ["a"] else ())  # which a model is tried with
+            if some != ["a"] and len(given) % 2 == 0:
                 signal.raise_signal(signal.SIGTERM if len(given) == 2 else signal.SIGINT)
             return rows(self, some)
 

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from vision_models import READING, build, library_texts
 
 from prep.dataset.facts import open_facts
@@ -75,6 +76,46 @@ def test_another_tokenizer_or_model_embeds_again(folder, tmp_path):
     for name in ("tokenizer_config.json", "tokenizer.json", "spiece.model"):
         (copy / name).unlink(missing_ok=True)
     assert opened(copy).reading is None  # it sees pictures all the same
+
+
+def _changed(name, **values):
+    def change(folder):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return change
+
+
+def _broken(folder):
+    for name in ("tokenizer.json", "spiece.model"):
+        if (folder / name).exists():
+            (folder / name).write_text("{")
+
+
+def _without_numbers(folder):
+    path, name = folder / "model.safetensors", "text_model.final_layer_norm.weight"
+    tensors = {key: value.clone() for key, value in load_file(path).items()}
+    path.unlink()
+    save_file(tensors | {name: tensors[name] * float("nan")}, path, metadata={"format": "pt"})
+
+
+FOX = {"content": "fox", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": False}
+CONFIG = "tokenizer_config.json"
+FAULTS = [(_broken, "the tokenizer in "), (_without_numbers, "makes no finite numbers of 1 text"),
+          (_changed(CONFIG, auto_map={"AutoTokenizer": ["a.B", None]}), "asks for custom code, which is never run"),
+          (_changed(CONFIG, model_max_length="x"), "cannot load the tokenizer in "),
+          (_changed(CONFIG, added_tokens_decoder={"100000": FOX}, tokenizer_class="SiglipTokenizer"),
+           "has the token 100000, but its model reads 520, from 0")]
+
+
+@pytest.mark.parametrize(("spoil", "said"), FAULTS, ids=["broken", "nan", "code", "length", "token"])
+def test_faulty_files_of_texts_stop_no_command(folder, tmp_path, spoil, said):
+    """Pictures have been embedded by then: what is wrong is a note, and texts have no rows."""
+    if "100000" in said and folder.name != "siglip":
+        pytest.skip("only SigLIP's class takes tokens from that file alone")
+    spoil(copy := shutil.copytree(folder, tmp_path / folder.name))
+    made, note = texts.embed_lacking(opened(copy), ["the fox"], kept := memory(), device="cpu", progress=silent)
+    assert made == 0 and note.startswith("texts are not compared with pictures: ") and said in note
+    assert texts.lacking_texts(opened(copy), ["the fox"], kept) == ["the fox"]
 
 
 def test_a_row_that_is_not_finite_is_none_and_batches_are_halved(folder, monkeypatch):

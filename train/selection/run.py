@@ -20,7 +20,7 @@ from prep.manifest.document import Manifest
 from prep.manifest.opened import open_manifest
 from prep.models.fingerprint import bytes_of, ticking
 from prep.models.vision.model import EXAMPLES, VisionModel, vision_files, vision_model
-from prep.models.vision.texts import MEMORY, embed_texts, lacking_texts, remembered_rows, unread
+from prep.models.vision.texts import MEMORY, embed_lacking, remembered_rows
 from prep.parse import alpha_setting, color_below
 from prep.progress import BackgroundTotal, Progress, silent
 from prep.runs.events import NAME as LOG
@@ -137,20 +137,20 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     drawn = draw(every, kept, vision.expected.digest, device, progress)
     embed([key for each in every for key in each.keys], kept, vision, device, progress)
     least = collection.least
-    fitting = _prompt_rows([each.prompt for each in about], vision, device, progress)
+    fitting, unfit = _prompt_rows([each.prompt for each in about], vision, device, progress)
     candidates = tuple(_candidates(run, collection, least, columns, base, len(about), kept, vision.expected.digest,
                                    fitting))
     others = dict.fromkeys(text for start, setup in zip(starts, setups, strict=True)
                            for text in other_base(setup, start.state.base, start.folder.name))
     return Evaluation(run=run, vision=vision, collection=collection, least=least, candidates=candidates,
                       proposal=propose(candidates), columns=tuple(columns), base=base, kept=kept, prompts=len(about),
-                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *filter(None, [unread(vision)])))
+                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *unfit))
 
 
 def _candidates(run: Run, collection: Collection, least: float, columns: Sequence[Column], base: Column | None,
                 about: int, kept: Kept, vision: str, fitting: tuple[Integers, Rows] | None) -> Iterator[Candidate]:
     """The checkpoints with their scores; the first `about` pictures of each are those of prompts. `fitting`: as
-    `_prompt_rows` returns it."""
+    `_prompt_rows` returns them."""
     losses = dict(read_history(read_events(run.folder / LOG)).held_out)
     apart = None if base is None else rows_of(base.keys, kept, vision)
     for each in columns:
@@ -162,17 +162,17 @@ def _candidates(run: Run, collection: Collection, least: float, columns: Sequenc
 
 
 def _prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.device, progress: Progress
-                 ) -> tuple[Integers, Rows] | None:
-    """(the places of prompts that have an embedding, these); `None` if the model reads no texts, or none of these.
-    Raises `ModelError`, `OutOfMemoryError`."""
-    if vision.reading is None or unread(vision):
-        return None
+                 ) -> tuple[tuple[Integers, Rows] | None, tuple[str, ...]]:
+    """((the places of prompts that have an embedding, these), or `None` if none has; what to say of the others)."""
+    if vision.reading is None:
+        return None, ()
     with closing(Memo(memo_path(*MEMORY))) as memory:
-        embed_texts(vision, lacking_texts(vision, prompts, memory), memory, device=str(device), progress=progress)
+        _, note = embed_lacking(vision, prompts, memory, device=str(device), progress=progress)
         texts, rows = remembered_rows(memory, vision.expected.digest, prompts, vision.width)
     numbers = {text: number for number, text in enumerate(texts)}
     places = np.array([place for place, prompt in enumerate(prompts) if prompt in numbers], np.int64)
-    return (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
+    found = (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
+    return found, (note,) if note else ()
 
 
 def _starts(run: Run, every: int) -> list[Start]:
