@@ -94,6 +94,19 @@ def test_both_pictures_are_cropped_alike_and_others_left_out(tiny_model, prep, t
     assert again.code == 0 and not any(again.json["encoded"].values())
 
 
+def test_pictures_that_are_no_pairs(tiny_model, prep, tmp_path):
+    """Each reason is named; the page that a hint names has them all."""
+    (tmp_path / "model").symlink_to(tiny_model)
+    words = pairs_in(tmp_path, [((64, 64), (64, 128)), ((64, 64), (96, 64))])
+    refused = prep(*words)
+    assert refused.code == 8 and "0.png, it is 64x64, but the other picture of its pair, young/0.png, " in refused.err
+    assert "hint: prep view SOURCE shows the pictures left out, with the reason for each" in refused.err
+    with viewing_source(tmp_path / "d.toml") as page:
+        assert page.get("/findings").text.count("but the other picture of its pair") == 2
+    (tmp_path / "d.toml").write_text(RECIPE.replace('from = ["young"]', "").replace("{image}", ""))
+    assert "0.png, has 0 reference pictures, expected 1, the other one of its pair" in prep(*words).err
+
+
 def test_pages_show_the_other_picture(tiny_model, prep, tmp_path):
     """Of what is encoded, and before."""
     (tmp_path / "model").symlink_to(tiny_model)
@@ -102,6 +115,8 @@ def test_pages_show_the_other_picture(tiny_model, prep, tmp_path):
         with viewing(tmp_path / shown) as page:
             assert "the other of its pair, 64x64 to 64x64" in page.get("/").text
             assert "The other picture of its pair, at weight -1" in page.get("/sample/0").text
+    assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "m.html").code == 0
+    assert "the other of its pair, 64x64 to 64x64" in (tmp_path / "m.html").read_text()
 
 
 @pytest.mark.few("sd15-", "qwenimage_edit")
@@ -148,6 +163,9 @@ def test_a_run_and_what_it_is_shown_at(tiny_model, prep, train, tmp_path):
                  ).code == 0
     with Image.open(tmp_path / "g.png") as grid:
         assert grid.width == 3 * 192
+    assert "  at weight -1: " in train("replay", tmp_path / "run", "--step", 1).out
+    assert train("report", tmp_path / "run").code == 0
+    assert "the other of its pair, 64x64 to 64x64" in (tmp_path / "run/report.html").read_text()
     with safe_open(tmp_path / "run/lora.safetensors", "pt") as file:
         assert file.metadata()["latentry.slider"] == "pairs"
     assert "| Slider | of pairs of pictures" in (tmp_path / "run/README.md").read_text()
