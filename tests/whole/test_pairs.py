@@ -156,7 +156,8 @@ def test_a_run_and_what_it_is_shown_at(tiny_model, prep, train, tmp_path):
     (tmp_path / "model").symlink_to(tiny_model)
     assert prep(*pairs_in(tmp_path, [((64, 64), (64, 64))] * 2)).code == 0
     checked = train("check", tmp_path / "m.json", "--device", "cpu")
-    assert checked.code == 0 and "2 pairs of pictures train a slider" in " ".join((checked.out + checked.err).split())
+    said = " ".join((checked.out + checked.err).split())
+    assert checked.code == 0 and "a slider is trained from 2 pairs of pictures: " in said
     assert train("run", tmp_path / "m.json", "-o", tmp_path / "run", "--device", "cpu", "--quiet", "--steps", 1,
                  "--set", "sample.every=0").code == 0
     assert train("sample", tmp_path / "run", "-o", tmp_path / "g.png", "--device", "cpu", "--quiet", "--steps", 2

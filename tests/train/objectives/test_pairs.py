@@ -164,7 +164,8 @@ def test_a_manifest_of_pairs_has_the_other_of_each(make):
 def test_a_check_counts_pairs_and_keeps_them_whole(make):
     made = make(pairs=True)
     report = check(RunRequest(manifest=made.path), parse({"precision": "fp32"}, "test"))
-    assert not report.faults and any(note.startswith("7 pairs of pictures train a slider: ") for note in report.notes)
+    assert not report.faults and any(
+        note.startswith("a slider is trained from 7 pairs of pictures: ") for note in report.notes)
     assert "reference" not in "".join(plan_lines(report))
     (wanted, _), given = counted(report.setup), count(report.setup, room_of("cpu")).parts
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.05)
