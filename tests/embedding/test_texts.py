@@ -70,6 +70,8 @@ def test_another_tokenizer_or_model_embeds_again(folder, tmp_path):
     config.write_text(json.dumps({**said, "cls_token": "x"}))
     changed = opened(copy)
     assert texts.lacking_texts(changed, TEXTS, kept) == TEXTS and changed.expected.digest == model.expected.digest
+    for reading, wanted in ((model.reading, TEXTS), (changed.reading, [])):
+        assert texts.remembered_rows(kept, model.expected.digest, TEXTS, model.width, reading.digest)[0] == wanted
     with pytest.raises(ModelError, match=r"the tokenizer in .* changed while this command ran: its fingerprint is"):
         texts.embed_texts(model.__class__(**{name: getattr(changed if name == "folder" else model, name)
                                              for name in model.__slots__}), ["a"], kept, device="cpu", progress=silent)

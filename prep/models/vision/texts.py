@@ -95,12 +95,14 @@ def embed_texts(model: VisionModel, texts: Sequence[str], memory: Memory, *, dev
         del encoder
 
 
-def remembered_rows(memory: Memory, model: str, texts: Iterable[str], width: int) -> tuple[list[str], Rows]:
-    """(those of `texts` that have a row of `width` numbers by the model with this fingerprint; their rows)."""
+def remembered_rows(memory: Memory, model: str, texts: Iterable[str], width: int, tokenizer: str = ""
+                    ) -> tuple[list[str], Rows]:
+    """(those of `texts` that have a row of `width` numbers by the model with this fingerprint; their rows): by the
+    tokenizer with this digest, or "" for the last one that it was used with."""
     found: dict[str, bytes] = {}
     for text in texts:
         if text not in found and (record := _recalled(memory, model, text)) is not None \
-                and len(record) == _TOKENIZER + 2 * width:
+                and len(record) == _TOKENIZER + 2 * width and record.startswith(bytes.fromhex(tokenizer)):
             found[text] = record[_TOKENIZER:]
     return list(found), np.frombuffer(b"".join(found.values()), np.float16).reshape(len(found), width)
 
