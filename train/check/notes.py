@@ -28,8 +28,8 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     one, latents of another program."""
     if model is not None and index is not None:
         facts = Facts(masked=uses_masks(index, config), prior=bool(manifest.document["samples"]["prior"]),
-                      referring=index.referring or index.paired, held_out=any(map(len, index.validation)), large=model.large,
-                      convolves=model.convolves, rescaled=model.rescaled)
+                      referring=index.referring or index.paired, held_out=any(map(len, index.validation)),
+                      large=model.large, convolves=model.convolves, rescaled=model.rescaled)
         yield from unused(config, facts)
         yield from _preserving(config.preserve, facts)
         if config.slider.on:
