@@ -106,7 +106,7 @@ FAULTS = [(_broken, "the tokenizer in "), (_without_numbers, "makes no finite nu
           (_changed(CONFIG, auto_map={"AutoTokenizer": ["a.B", None]}), "asks for custom code, which is never run"),
           (_changed(CONFIG, model_max_length="x"), "cannot load the tokenizer in "),
           (_changed(CONFIG, added_tokens_decoder={"100000": FOX}, tokenizer_class="SiglipTokenizer"),
-           "has the token 100000, but its model reads 520, from 0")]
+           "makes the token 100000, but the model knows 520, numbered from 0")]
 
 
 @pytest.mark.parametrize(("spoil", "said"), FAULTS, ids=["broken", "nan", "code", "length", "token"])

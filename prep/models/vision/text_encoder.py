@@ -12,7 +12,7 @@ from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.device.memory import FittingBatches, move
 from prep.models.files import refuse_redirection
 from prep.models.fingerprint import Expected
-from prep.models.loading import quiet_transformers
+from prep.models.loading import quiet_transformers, refuse_unknown_tokens
 from prep.models.pipeline import single_model_files, single_tokenizer_files
 from prep.models.tensors import finite_rows, pick_device, stored
 from prep.models.text.tokenizer import load_tokenizer, without_panics
@@ -42,6 +42,7 @@ class TextEncoder:
         self._tokenizer = load_tokenizer(model.reading.tokenizer, tokenizer)
         self.batches = FittingBatches(pick_device(device), COMPUTE)
         self._tower = move(load_half(model, without="vision_model"), self.batches.device, "the vision model", COMPUTE)
+        refuse_unknown_tokens(self._tower.text_model, model.folder)
         (row,) = self.rows(["a"])
         if row is not None and row.shape != (model.width,):
             raise ModelError(f"the model in {model.folder} makes {len(row)} numbers of a text, expected "
@@ -63,10 +64,6 @@ class TextEncoder:
         with without_panics(self._model.folder):
             inputs: Any = self._tokenizer(list(texts), padding=self._model.kind.padding, truncation=True,
                                           max_length=self._reading.tokens, return_tensors="pt")
-        rows = self._tower.text_model.get_input_embeddings().num_embeddings
-        if (largest := int(inputs["input_ids"].max())) >= rows:  # on a GPU no other command of this process would run
-            raise ModelError(f"the tokenizer in {self._model.folder} has the token {largest}, but its model reads "
-                             f"{rows}, from 0", hint=_AGAIN)
         given = {name: value.to(self.batches.device) for name, value in inputs.items()
                  if name in ("input_ids", "attention_mask")}
         made_BD = pooled(self._tower.get_text_features(**given)).float()
