@@ -115,9 +115,17 @@ def test_faulty_files_of_texts_stop_no_command(folder, tmp_path, spoil, said):
     if "100000" in said and folder.name != "siglip":
         pytest.skip("only SigLIP's class takes tokens from that file alone")
     spoil(copy := shutil.copytree(folder, tmp_path / folder.name))
-    made, note = texts.embed_lacking(opened(copy), ["the fox"], kept := memory(), device="cpu", progress=silent)
-    assert made == 0 and note.startswith("texts are not compared with pictures: ") and said in note
+    done = texts.embed_lacking(opened(copy), ["the fox"], kept := memory(), device="cpu", progress=silent)
+    assert (done.made, done.reused) == (0, 0)
+    assert done.note.startswith("texts are not compared with pictures: ") and said in done.note
     assert texts.lacking_texts(opened(copy), ["the fox"], kept) == ["the fox"]
+
+
+def test_nothing_is_embedded_where_nothing_is_remembered(folder):
+    """As on Windows: each run would do it again, and find nothing."""
+    done = texts.embed_lacking(opened(folder), TEXTS, Memo(None, trust=False), device="none", progress=silent)
+    assert (done.made, done.reused, done.note) == (
+        0, 0, "texts are not compared with pictures: on this computer nothing is remembered")
 
 
 def test_a_row_that_is_not_finite_is_none_and_batches_are_halved(folder, monkeypatch):

@@ -167,13 +167,13 @@ def _prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.devi
     if vision.reading is None:
         return None, ()
     with closing(Memo(memo_path(*MEMORY))) as memory:
-        _, note = embed_lacking(vision, prompts, memory, device=str(device), progress=progress)
+        done = embed_lacking(vision, prompts, memory, device=str(device), progress=progress)
         texts, rows = remembered_rows(memory, vision.expected.digest, prompts, vision.width,
                                       vision.reading.digest)
     numbers = {text: number for number, text in enumerate(texts)}
     places = np.array([place for place, prompt in enumerate(prompts) if prompt in numbers], np.int64)
     found = (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
-    return found, (note,) if note else ()
+    return found, (done.note,) if done.note else ()
 
 
 def _starts(run: Run, every: int) -> list[Start]:

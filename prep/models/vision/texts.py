@@ -7,6 +7,7 @@ disposable; a caption whose row is not there is compared with nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -43,6 +44,15 @@ class Memory(Protocol):
     def flush(self) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedTexts:
+    """What became of texts that are embedded."""
+
+    made: int  # with a dry run, would be
+    reused: int
+    note: str  # why some have no row; "" if all have one
+
+
 def lacking_texts(model: VisionModel, texts: Iterable[str], memory: Memory) -> list[str]:
     """Those of `texts`, each once, that have no row by this model and its tokenizer; no empty one."""
     assert model.reading is not None, "it reads texts"
@@ -51,21 +61,26 @@ def lacking_texts(model: VisionModel, texts: Iterable[str], memory: Memory) -> l
             and (_recalled(memory, model.expected.digest, text) or b"")[:_TOKENIZER] != tokenizer]
 
 
-def embed_lacking(model: VisionModel, texts: Iterable[str], memory: Memory, *, device: str, progress: Progress
-                  ) -> tuple[int, str]:
-    """Embeds those of `texts` that have no row: (how many have one now, why others have none). They are compared for
-    information, after pictures, which took the time: so what is wrong with texts stops no command."""
-    lacking, reason = lacking_texts(model, texts, memory), unread(model, memory)
-    if reason:
-        return 0, reason
-    try:
-        embed_texts(model, lacking, memory, device=device, progress=progress)
-    except (ModelError, OutOfMemoryError) as error:
-        reason = f"{error.message} (hint: {error.hint})"
-    left = len(lacking_texts(model, lacking, memory))
-    if left and not reason:
-        reason = f"the model in {model.folder} makes no finite numbers of {counted(left, 'text')}"
-    return len(lacking) - left, reason and f"{_NOT_COMPARED}: {reason}"
+def embed_lacking(model: VisionModel, texts: Iterable[str], memory: Memory, *, device: str, progress: Progress,
+                  dry_run: bool = False) -> EmbeddedTexts:
+    """Embeds those of `texts` that have no row; with `dry_run`, only counts them. They are compared for information,
+    after pictures, which took the time: so what is wrong with texts stops no command."""
+    wanted = {text for text in texts if text.strip()}
+    lacking, note = lacking_texts(model, sorted(wanted), memory), unread(model, memory)
+    reused, left = len(wanted) - len(lacking), len(lacking)
+    if dry_run:
+        left = left if note else 0
+    elif not note:
+        reason = ""
+        try:
+            embed_texts(model, lacking, memory, device=device, progress=progress)
+        except (ModelError, OutOfMemoryError) as error:
+            reason = f"{error.message} (hint: {error.hint})"
+        left = len(lacking_texts(model, lacking, memory))
+        if left and not reason:
+            reason = f"the model in {model.folder} makes no finite numbers of {counted(left, 'text')}"
+        note = reason and f"{_NOT_COMPARED}: {reason}"
+    return EmbeddedTexts(made=len(lacking) - left, reused=reused, note=note)
 
 
 def embed_texts(model: VisionModel, texts: Sequence[str], memory: Memory, *, device: str, progress: Progress) -> None:
