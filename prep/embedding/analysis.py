@@ -43,8 +43,8 @@ def of_samples(opened: OpenedManifest, rows: Rows, there: Mask, memory: Memory, 
     """The analysis of a manifest's samples, whose names have the prefix of their source; `None` if too few have an
     embedding. `memory` has the embeddings of captions."""
     samples, context = opened.samples, opened.manifest.fields["embedding"].context
-    texts = None if context["output"] != WITH_TEXTS else _Texts(
-        of=samples.captions, model=str(context["model"]), tokenizer="", memory=memory)
+    texts = None if context.get("output") != WITH_TEXTS else _Texts(
+        of=samples.captions, model=str(context.get("model")), tokenizer="", memory=memory)
     sources = [str(place or "") for place in opened.manifest.sources]
     return _analysis(
         [Picture(name=label, size=(width, height), source=sources[source], role=ROLES[role], repeats=repeats)
