@@ -153,6 +153,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "missing-reference": ("error", "a picture without a reference that its recipe asks for",
                           'add it, or [references] missing = "none"'),
     "reference-size-mismatch": ("error", "the pictures of a pair differ in shape", "crop both alike"),
+    "same-reference": ("error", "both pictures of a pair are the same", "replace one of them"),
     "second-reference": ("warning", "a second reference of a name in one directory, not used", "keep one of the two"),
     "orphan-reference": ("warning", "reference without a picture", "remove it, or find its picture"),
     # from importing latents that another program cached

@@ -61,6 +61,7 @@ class Replayed:
     epoch: int  # from 0
     prefixes: tuple[str, ...]  # of the names of each source's pictures
     samples: tuple[ShownSample, ...]
+    paired: bool  # whether the reference of each is the other picture of its pair
     warnings: tuple[str, ...] = ()
 
 
@@ -83,7 +84,8 @@ def replay(local: Local, step: int, manifest: Place | None = None, model: str | 
     if losses is None:
         raise _not_replayed(run, step, setup)
     return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, prefixes=setup.manifest.prefixes,
-                    samples=tuple(_shown(setup.index, requests, losses)), warnings=tuple(_warnings(run, step, setup)))
+                    samples=tuple(_shown(setup.index, requests, losses)), paired=setup.index.paired,
+                    warnings=tuple(_warnings(run, step, setup)))
 
 
 def _warnings(run: Run, step: int, setup: Setup) -> Iterator[str]:

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from prep.captions.options import CaptionOptions
+from prep.captions.read import HALF
 from prep.digest import canonical
 
 MEANING = 1  # raise it when the same line would get other variants
@@ -59,8 +60,9 @@ def json_object(line: str) -> Mapping[str, Any] | None:
 
 
 def spell_json(value: Any) -> str:
-    """A value as JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """A value as JSON on one line; in ASCII if an unpaired surrogate is in it, which only JSON's escapes can write."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if HALF.search(text) is None else json.dumps(value, separators=(",", ":"))
 
 
 def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:

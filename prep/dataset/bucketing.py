@@ -187,6 +187,10 @@ def _unpaired(item: KnownItem, view: Placement) -> Finding | None:
                        code="too-many-references" if count else "missing-reference",
                        detail=f"has {counted(count, 'reference picture')}, expected 1, the other one of its pair")
     other = item.references[0]
+    if other.picture == item.picture:
+        return Finding(path=item.item.label, code="same-reference", severity="error",
+                       detail=f"has the same bytes as the other picture of its pair, {item.item.name_of(other.blob)}, "
+                              "expected another picture")
     return None if fits_scaled(other.size, view.scaled) else Finding(
         path=item.item.label, code="reference-size-mismatch", severity="error",
         detail=f"it is {format_size(item.size)}, but the other picture of its pair, {item.item.name_of(other.blob)}, "

@@ -28,12 +28,13 @@ def of_pictures(recipe: Recipe, pictures: Sequence[EmbeddedPicture], rows: Rows,
     """The findings on a recipe's pictures, whose embeddings by `vision` are `rows`, as far as they are `there`;
     `memory` has those of captions."""
     names = [str(source.path) for source in recipe.sources]
-    texts = _Texts(of=lambda number: pictures[number].captions, model=vision.expected.digest, memory=memory)
+    texts = None if vision.reading is None else _Texts(
+        of=lambda number: pictures[number].captions, model=vision.expected.digest, tokenizer=vision.reading.digest,
+        memory=memory)
     found = _analysis(
         [Picture(name=each.label, size=each.size, source=names[each.source], role=each.role,
                  repeats=recipe.sources[each.source].repeats) for each in pictures],
-        [each.picture for each in pictures], texts if vision.reading is not None else None, rows, there,
-        recipe.similarity, tick)
+        [each.picture for each in pictures], texts, rows, there, recipe.similarity, tick)
     return () if found is None else found.findings
 
 
@@ -42,15 +43,15 @@ def of_samples(opened: OpenedManifest, rows: Rows, there: Mask, memory: Memory, 
     """The analysis of a manifest's samples, whose names have the prefix of their source; `None` if too few have an
     embedding. `memory` has the embeddings of captions."""
     samples, context = opened.samples, opened.manifest.fields["embedding"].context
-    texts = _Texts(of=samples.captions, model=str(context["model"]), memory=memory)
+    texts = None if context.get("output") != WITH_TEXTS else _Texts(
+        of=samples.captions, model=str(context.get("model")), tokenizer="", memory=memory)
     sources = [str(place or "") for place in opened.manifest.sources]
     return _analysis(
         [Picture(name=label, size=(width, height), source=sources[source], role=ROLES[role], repeats=repeats)
          for label, source, role, width, height, repeats in zip(
              opened.labels(), samples.source.tolist(), samples.role.tolist(), samples.width.tolist(),
              samples.height.tolist(), samples.repeats.tolist(), strict=True)],
-        samples.table["picture"].to_pylist(), texts if context["output"] == WITH_TEXTS else None, rows, there,
-        SimilarityOptions(), tick)
+        samples.table["picture"].to_pylist(), texts, rows, there, SimilarityOptions(), tick)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +60,13 @@ class _Texts:
 
     of: Callable[[int], Sequence[str]]  # of a picture
     model: str  # the fingerprint of the vision model
+    tokenizer: str  # the digest of its files; "": not known
     memory: Memory
 
     def captions(self, pictures: Sequence[int], width: int) -> Captions | None:
         """The captions of pictures, as far as their embeddings are remembered; `None` if none are."""
         every = [self.of(number) for number in pictures]
-        texts, rows = remembered_rows(self.memory, self.model, chain.from_iterable(every), width)
+        texts, rows = remembered_rows(self.memory, self.model, chain.from_iterable(every), width, self.tokenizer)
         numbers = {text: number for number, text in enumerate(texts)}
         own = [[numbers[text] for text in each if text in numbers] for each in every]
         return Captions(texts=texts, rows=rows, of=own) if texts else None

@@ -19,7 +19,7 @@ from prep.embedding.analysis import of_pictures
 from prep.embedding.rows import embeddings_in
 from prep.embedding.survey import Survey, open_vision, survey
 from prep.encode.engines.job import Outcome, PictureJob
-from prep.encode.execute import EmbeddedCaptions, embed_captions, heeding, run_here, run_job
+from prep.encode.execute import heeding, run_here, run_job
 from prep.encode.options import BATCH, EncodeOptions
 from prep.encode.plan import EncodePlan, plan
 from prep.encode.planned import WantedRows, clean_up, planned_rows
@@ -31,7 +31,8 @@ from prep.formatting import counted, format_bytes, grouped, printable
 from prep.fs.memo import Memo, memo_path
 from prep.fs.place import Place
 from prep.models.device.named import require_device
-from prep.models.vision.texts import MEMORY
+from prep.models.vision.model import VisionModel
+from prep.models.vision.texts import MEMORY, EmbeddedTexts, embed_lacking
 from prep.progress import Progress, silent
 from prep.recipe.schema import Recipe
 from prep.runtime import StopRequest, gc_disabled
@@ -57,7 +58,7 @@ class EmbedReport:
     made: int
     reused: int
     bytes: int  # of the rows that were made
-    captions: EmbeddedCaptions | None  # None: the model reads no texts
+    captions: EmbeddedTexts | None  # None: the model reads no texts
     rejected: tuple[Finding, ...]
     findings: tuple[Finding, ...]  # on what resembles what, for information
     notices: tuple[str, ...]
@@ -110,13 +111,12 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
                              download=options.download and not options.dry_run)
         wanted = survey(call.recipe, vision, facts, jobs=options.jobs, progress=call.progress)
         _require_pictures(call.recipe, wanted)
-        captions = [caption for picture in wanted.pictures for caption in picture.captions]
         if options.dry_run:
             cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
             planned = plan(wanted, cache, shard_bytes=options.shard_bytes, retry=options.retry_rejects, store=False)
             failed = () if options.retry_rejects else _rejected(wanted, planned.ledger)
             with closing(Memo(memo_path(*MEMORY))) as memory:
-                would = embed_captions(vision, captions, memory, options, call.progress)
+                would = _embed_captions(call, vision, wanted, memory)
             return _report(call, wanted, planned, planned.missing, captions=would, rejected=failed)
         cache = open_to_encode(call.cache, create=True)
         clean_up(cache)
@@ -127,11 +127,19 @@ def _embed(call: EmbedCall, stop: StopRequest) -> EmbedReport:
             rejected = (*_rejected(wanted, load_ledger(cache)), *outcome.transient)
             rows, there = embeddings_in(cache, wanted)
     with closing(Memo(memo_path(*MEMORY))) as memory:
-        done = embed_captions(vision, captions, memory, options, call.progress)
+        done = _embed_captions(call, vision, wanted, memory)
         with call.progress("comparing", len(wanted.pictures), "pictures") as tick:
             findings = of_pictures(call.recipe, wanted.pictures, rows, there, vision, memory, tick)
     return _report(call, wanted, planned, outcome.encoded, captions=done, rejected=rejected, findings=findings,
                    notices=outcome.notices, unmade=len(outcome.transient))
+
+
+def _embed_captions(call: EmbedCall, vision: VisionModel, wanted: Survey, memory: Memo) -> EmbeddedTexts | None:
+    if vision.reading is None:
+        return None
+    captions = (caption for picture in wanted.pictures for caption in picture.captions)
+    return embed_lacking(vision, captions, memory, device=call.options.device, progress=call.progress,
+                         dry_run=call.options.dry_run)
 
 
 def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
@@ -145,15 +153,15 @@ def _run(call: EmbedCall, wanted: Survey, planned: EncodePlan, cache: Cache, sto
 
 
 def _report(call: EmbedCall, wanted: Survey, planned: EncodePlan, made: Mapping[str, int], *,
-            captions: EmbeddedCaptions | None, rejected: tuple[Finding, ...], findings: tuple[Finding, ...] = (),
+            captions: EmbeddedTexts | None, rejected: tuple[Finding, ...], findings: tuple[Finding, ...] = (),
             notices: tuple[str, ...] = (), unmade: int = 0) -> EmbedReport:
     count = made.get("embedding", 0)
     return EmbedReport(cache=call.cache, model=call.recipe.embed, pictures=len(wanted.pictures), made=count,
                        reused=planned.reused.get("embedding", 0), bytes=count * wanted.row_bytes("embedding", ""),
                        rejected=tuple(sorted((*errors_of(wanted.findings), *rejected), key=attrgetter("path", "code"))),
-                       findings=findings, captions=captions,
-                       notices=(*call.recipe.notes, *notices, *(captions.notices if captions is not None else ())),
-                       dry_run=call.options.dry_run, unmade=unmade)
+                       findings=findings, captions=captions, dry_run=call.options.dry_run, unmade=unmade,
+                       notices=(*call.recipe.notes, *notices,
+                                *((f"note: {captions.note}",) if captions is not None and captions.note else ())))
 
 
 def _rejected(wanted: Survey, ledger: Ledger) -> tuple[Finding, ...]:

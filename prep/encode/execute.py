@@ -1,10 +1,9 @@
-"""Runs the tasks of a plan, on this computer's devices or on a Ray cluster, and embeds captions."""
+"""Runs the tasks of a plan: on this computer's devices, or on a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 
 from prep.cache.ledger.ledger import is_finished
 from prep.cache.remote.stored import refresh
@@ -15,9 +14,7 @@ from prep.encode.plan import EncodePlan
 from prep.encode.prepare import EncodeCall, Prepared
 from prep.errors import StoppedError
 from prep.formatting import counted
-from prep.fs.memo import Memo, dry_run
-from prep.models.vision.model import VisionModel
-from prep.models.vision.texts import embed_texts, lacking_texts, unread
+from prep.fs.memo import dry_run
 from prep.progress import Progress
 from prep.runtime import GraceOver, StopRequest, gc_enabled
 
@@ -72,32 +69,6 @@ def run_here(job: PictureJob, progress: Progress) -> Outcome:
     from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
 
     return devices.run(job, progress)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddedCaptions:
-    """What became of the captions of pictures that are embedded."""
-
-    made: int = 0  # with a dry run, would be
-    reused: int = 0
-    notices: tuple[str, ...] = ()
-
-
-def embed_captions(vision: VisionModel, captions: Iterable[str], memory: Memo, options: EncodeOptions,
-                   progress: Progress) -> EmbeddedCaptions | None:
-    """Embeds the captions whose rows are not remembered, so that they can be compared with their pictures; `None`: the
-    model reads no texts. Raises `ModelError`, `OutOfMemoryError`."""
-    if vision.reading is None:
-        return None
-    if note := unread(vision):
-        return EmbeddedCaptions(notices=(f"note: {note}",))
-    if not memory.trust:  # as on Windows: nothing would be found again
-        return EmbeddedCaptions()
-    texts = {text for text in captions if text.strip()}
-    lacking = lacking_texts(vision, sorted(texts), memory)
-    if not options.dry_run:
-        embed_texts(vision, lacking, memory, device=options.device, progress=progress)
-    return EmbeddedCaptions(made=len(lacking), reused=len(texts) - len(lacking))
 
 
 def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:

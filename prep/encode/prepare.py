@@ -195,6 +195,8 @@ def _why(error: Finding) -> str:
     """What helps against the first of the errors that leave no picture."""
     if "latents" in error.code:  # of an import: the pictures may be sound
         return "let sd-scripts make its caches again, or make latents of the pictures: prep encode SOURCE"
+    if "reference" in error.code:  # of a model or a pair, of which a scan knows nothing
+        return "prep view SOURCE shows the pictures left out, with the reason for each"
     return "prep scan SOURCE gives the reason for each"
 
 

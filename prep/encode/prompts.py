@@ -48,7 +48,7 @@ from prep.fs.place import Place, relative_name
 from prep.geometry import FITS
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
-from prep.manifest.consistency import reference_sizes, seen_ways
+from prep.manifest.consistency import reference_sizes, seen_ways, shown_pictures
 from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import Reference, renumber_shards
@@ -310,13 +310,12 @@ def _painted(opened: OpenedManifest, references: PromptReferences) -> Painted:
 def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
     """The places of the text rows of the manifest's samples, by each key that they may have."""
     samples, texts, found = opened.samples, opened.samples.texts, dict[str, RowRef]()
-    keys, shapes = TextKeys(opened.manifest.fields["text"].context), opened.manifest.shapes
+    keys = TextKeys(opened.manifest.fields["text"].context)
     digests = [shard["digest"] for shard in opened.shards]
     places = (RowRef(shard=digests[shard], row=row) for shard, row in
               zip(texts["shard"].tolist(), texts["row"].tolist(), strict=True))
     for number, own in enumerate(samples.table["texts"].to_pylist()):
-        shown = samples.shown_with(number, shapes[int(samples.bucket[number])][1])
-        ways = seen_ways(opened.manifest, () if opened.manifest.paired else shown)
+        ways = seen_ways(opened.manifest, shown_pictures(opened.manifest, samples, number))
         for text in own:
             place = next(places)
             found |= {keys.key(text["caption"], seen): place for seen in ways}

@@ -10,7 +10,7 @@ from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.dry_run import report_dry_run
 from prep.encode.engines.job import Outcome
-from prep.encode.execute import embed_captions, heeding, run_tasks
+from prep.encode.execute import heeding, run_tasks
 from prep.encode.manifest.assemble import assemble_manifest
 from prep.encode.manifest.rejected import rejected_so_far
 from prep.encode.manifest.replaced import Replaced
@@ -23,7 +23,7 @@ from prep.errors import UsageError
 from prep.fs.memo import Memo, memo_path
 from prep.maintenance.recheck import recheck
 from prep.models.device.named import require_device
-from prep.models.vision.texts import MEMORY
+from prep.models.vision.texts import MEMORY, embed_lacking
 from prep.parse import Unparsed
 from prep.progress import phase
 from prep.runtime import StopRequest, gc_disabled
@@ -84,8 +84,8 @@ def _embed_captions(ready: Prepared) -> tuple[str, ...]:
         return ()
     captions = (text.caption for sample in ready.resolved.targets.samples for text in sample.texts if text.weight)
     with closing(Memo(memo_path(*MEMORY))) as memory:
-        done = embed_captions(vision, captions, memory, ready.call.options, ready.call.progress)
-    return () if done is None else done.notices
+        done = embed_lacking(vision, captions, memory, device=ready.call.options.device, progress=ready.call.progress)
+    return (f"note: {done.note}",) if done.note else ()
 
 
 def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:

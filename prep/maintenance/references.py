@@ -14,7 +14,7 @@ import numpy as np
 from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
 from prep.keys import EmbeddingKeys, LatentKeys, MaskedLatentKeys, MaskKeys, SeenPicture, TextKeys, drawn_origin
-from prep.manifest.consistency import reference_sizes, seen_ways
+from prep.manifest.consistency import reference_sizes, seen_ways, shown_pictures
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import NO_PROMPT, ShownPicture, shown_in
 from prep.parse import Alpha, color_below
@@ -38,7 +38,7 @@ class References:
     def __init__(self, audit: OpenedManifest) -> None:
         self._samples = audit.samples
         self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
-        self._keys, self._buckets, self._shapes = _SampleKeys(audit), audit.manifest.buckets, audit.manifest.shapes
+        self._keys, self._buckets, self._manifest = _SampleKeys(audit), audit.manifest.buckets, audit.manifest
         views, texts, references = self._samples.views, self._samples.texts, self._samples.references
         self._sizes = reference_sizes(audit.manifest, audit.samples)
         masked = np.flatnonzero(views["mask_shard"] >= 0)
@@ -111,8 +111,7 @@ class References:
             return self._keys.prompt(prompt.caption, prompt.shown, negative=prompt.negative)
         if kind == TEXT:
             place, captions = number - int(self._samples.text_offsets[owner]), self._samples.captions(owner)
-            shown = () if self._keys.paired else self._samples.shown_with(
-                owner, self._shapes[int(self._samples.bucket[owner])][1])
+            shown = shown_pictures(self._manifest, self._samples, owner)
             if place == len(captions):
                 return (*self._keys.prompt(None, shown), *self._keys.text(NO_PROMPT, shown))
             return self._keys.text(captions[place], shown)
@@ -179,7 +178,7 @@ class _SampleKeys:
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self._embeddings = (EmbeddingKeys(contexts["embedding"]) if "embedding" in contexts and "alpha" in latents
                             else None)
-        self._manifest, self.paired = audit.manifest, audit.manifest.paired
+        self._manifest = audit.manifest
         self.knows_masks = contexts.get("mask", {}).get("origin") == "alpha"
         # Those of masked pictures have what their masks were made from.
         self.knows_references = self.knows_masks or not audit.manifest.inpaints

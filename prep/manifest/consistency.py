@@ -152,6 +152,11 @@ def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
     return sides
 
 
+def shown_pictures(manifest: Manifest, samples: SampleColumns, sample: int) -> Sequence[ShownPicture]:
+    """The references of a sample as conditions, beside its first view: none of pairs."""
+    return () if manifest.paired else samples.shown_with(sample, manifest.shapes[int(samples.bucket[sample])][1])
+
+
 def seen_ways(manifest: Manifest, references: Sequence[ShownPicture]) -> list[tuple[SeenPicture, ...]]:
     """All that may be in the key of a text with these references: a manifest does not say which are transparent. Empty:
     the text encoder cannot see one of them."""

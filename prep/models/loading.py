@@ -170,6 +170,24 @@ HARMLESS: Mapping[str, str] = {
 }
 
 
+def refuse_unknown_tokens(model: Any, place: Path) -> None:
+    """Makes `model`, which reads texts and was loaded from `place`, raise `ModelError` for a token that it has no
+    embedding of, as of a tokenizer with words added later. On a GPU such a token would end all work of the process."""
+    try:
+        count = getattr(model.get_input_embeddings(), "num_embeddings", 0)
+    except NotImplementedError:  # of a class that does not say which of its layers that is
+        return
+
+    def check(_: Any, given: tuple[Any, ...]) -> None:
+        if given and given[0].numel() and (largest := int(given[0].max())) >= count:
+            raise ModelError(f"the tokenizer for {place} makes the token {largest}, but the model knows {count}, "
+                             "numbered from 0", hint="take tokenizer and text encoder of one model")
+
+    for module in model.modules():  # T5's encoder has the same table once more
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == count:
+            module.register_forward_pre_hook(torch.compiler.disable(check))  # type: ignore[no-untyped-call]
+
+
 def refuse_holes(loaded: Mapping[str, Any], folder: Path) -> None:
     """Raises `ModelError` if tensors of the model in `folder` did not come from its files, or nothing reads some there.
 

@@ -361,5 +361,4 @@ def single_tokenizer_files(files: ComponentFiles) -> ComponentFiles | None:
     if "tokenizer_config.json" not in small or not any(vocabulary <= set(small) for vocabulary in vocabularies):
         return None
     config = parse_config(small["tokenizer_config.json"], files.folder / "tokenizer_config.json")
-    refuse_redirection(config, files.folder / "tokenizer_config.json")
     return ComponentFiles(folder=files.folder, config=config, small=small, weights=())

@@ -49,8 +49,8 @@ def described_bucket(sample: Mapping[str, Any]) -> str:
     return format_bucket((sample["bucket"], [each["bucket"] for each in references_of(sample)]))
 
 
-def described_references(sample: Mapping[str, Any], addresses: Sequence[str], *, cropped: bool = True,
-                         paired: bool = False) -> tuple[CardReference, ...]:
+def described_references(sample: Mapping[str, Any], addresses: Sequence[str], *, paired: bool,
+                         cropped: bool = True) -> tuple[CardReference, ...]:
     """The first references of a described sample, by the addresses of their pictures, "" for one without; `cropped`:
     with their crops; `paired`: each is the other picture of a pair."""
     what = "the other of its pair, " if paired else ""

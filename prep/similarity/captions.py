@@ -49,9 +49,9 @@ class Misfit:
 def misfits(pictures: Vectors, captions: Captions, misfit: float) -> tuple[list[Misfit], float | None]:
     """(of each picture the caption that fits it worst, if it does not fit; `None`, or the median part of random
     pictures that are nearer to a caption than its own, if that is `misfit` or more: then no caption is named)."""
-    whose = np.repeat(np.arange(len(pictures)), [len(each) for each in captions.of])
-    which = np.array([caption for each in captions.of for caption in each], np.int64)
-    nearer, lead = fits(pictures, vectors_of(captions.rows), whose, which)
+    owners = np.repeat(np.arange(len(pictures)), [len(each) for each in captions.of])
+    numbers = np.array([caption for each in captions.of for caption in each], np.int64)
+    nearer, lead = fits(pictures, vectors_of(captions.rows), owners, numbers)
     judged = np.flatnonzero(~np.isnan(nearer))
     if not len(judged):
         return [], None
@@ -62,35 +62,35 @@ def misfits(pictures: Vectors, captions: Captions, misfit: float) -> tuple[list[
     low = middle - LOW * SIGMA * np.median(np.abs(lead[judged] - middle))
     found: dict[int, Misfit] = {}
     for place in judged[(nearer[judged] >= misfit) & (lead[judged] < low)].tolist():
-        picture, part = int(whose[place]), float(nearer[place])
+        picture, part = int(owners[place]), float(nearer[place])
         if picture not in found or part > found[picture].nearer:
-            found[picture] = Misfit(picture=picture, caption=int(which[place]), nearer=part)
+            found[picture] = Misfit(picture=picture, caption=int(numbers[place]), nearer=part)
     return list(found.values()), None
 
 
-def fits(pictures: Vectors, captions: Vectors, whose: Integers, which: Integers) -> tuple[Doubles, Doubles]:
-    """How each caption `which` [P] fits the picture `whose` [P] it is: (the part of random pictures with other captions
-    that are nearer to it; by how many of their robust standard deviations its own is nearer than their median). NaN for
-    one that cannot be compared.
+def fits(pictures: Vectors, captions: Vectors, owners: Integers, numbers: Integers) -> tuple[Doubles, Doubles]:
+    """How each caption, by its number [P], fits the picture that owns it [P]: (the part of random pictures with other
+    captions that are nearer to it; by how many of their robust standard deviations its own is nearer than their
+    median). NaN for one that cannot be compared.
 
     Pictures with the same caption are not compared: it is theirs, too.
     """
     order, same = pictures.by_content()[:OTHERS], _numbered(captions)
-    sampled = np.flatnonzero(np.isin(whose, order))
+    chosen = np.flatnonzero(np.isin(owners, order))
     place_of = np.zeros(len(pictures), np.int64)
     place_of[order] = np.arange(len(order))
-    theirs = same[which[sampled]]
-    by_caption = np.argsort(theirs, kind="stable")
-    theirs, places = theirs[by_caption], place_of[whose[sampled]][by_caption]
+    sampled = same[numbers[chosen]]
+    by_caption = np.argsort(sampled, kind="stable")
+    sampled, places = sampled[by_caption], place_of[owners[chosen]][by_caption]
     columns, lengths = pictures.of(order).astype(np.float64).T, pictures.lengths[order]
     means = _means(pictures, captions)
-    nearer, lead = np.full(len(which), np.nan), np.full(len(which), np.nan)
-    for part in blocks_of(np.arange(len(which))):
-        rows = captions.of(which[part]).astype(np.float64)
-        own = np.einsum("ij,ij->i", rows, pictures.of(whose[part]).astype(np.float64)) / pictures.lengths[whose[part]]
-        own -= means[whose[part]]
+    nearer, lead = np.full(len(numbers), np.nan), np.full(len(numbers), np.nan)
+    for part in blocks_of(np.arange(len(numbers))):
+        rows = captions.of(numbers[part]).astype(np.float64)
+        own = np.einsum("ij,ij->i", rows, pictures.of(owners[part]).astype(np.float64)) / pictures.lengths[owners[part]]
+        own -= means[owners[part]]
         scores = rows @ columns / lengths - means[order]
-        scores[_theirs(same[which[part]], theirs, places)] = np.nan
+        scores[_with_captions(same[numbers[part]], sampled, places)] = np.nan
         counts = (~np.isnan(scores)).sum(axis=1)
         enough = np.flatnonzero(counts >= FEWEST)
         nearer[part[enough]] = (scores[enough] > own[enough, None]).sum(axis=1) / counts[enough]
@@ -115,10 +115,10 @@ def _numbered(captions: Vectors) -> Integers:
     return numbers.astype(np.int64)
 
 
-def _theirs(wanted: Integers, theirs: Integers, places: Integers) -> tuple[Integers, Integers]:
+def _with_captions(wanted: Integers, sampled: Integers, places: Integers) -> tuple[Integers, Integers]:
     """(rows, columns): the places of sampled pictures that have a caption in `wanted`, one row for each of these.
-    `theirs`, sorted, are captions of the pictures at `places`."""
-    first, past = (np.searchsorted(theirs, wanted, side) for side in ("left", "right"))
+    `sampled`, sorted, are captions of the pictures at `places`."""
+    first, past = (np.searchsorted(sampled, wanted, side) for side in ("left", "right"))
     counts = past - first
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.arange(len(wanted)), counts), places[np.repeat(first, counts) + within]

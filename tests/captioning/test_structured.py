@@ -14,7 +14,7 @@ from prep.captioning.engine import Answer, Unanswered
 from prep.captioning.structured import Schema, schema_of
 from prep.captioning.template import Wording
 from prep.captions.options import CaptionOptions
-from prep.captions.variants import has_wildcards, variants_of
+from prep.captions.variants import has_wildcards, spell_json, variants_of
 from prep.errors import ConfigError
 
 # Of https://docs.bfl.ml/guides/usecases_t2i_json_prompting, in part.
@@ -108,6 +108,16 @@ def test_variants_leave_objects_as_they_are(value, options):
     assert not has_wildcards(line)
     ((worded, _),) = variants_of([line], CaptionOptions(trigger="sks", **options))
     assert json.loads(worded) == {"trigger": "sks", **json.loads(line)} or "sks" in line
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "a \udca9\ud83d é"])
+def test_objects_with_unpaired_surrogates_stay_text(text):
+    """Which only escapes of JSON can write: also where an object is written again."""
+    line = json.dumps({"a": text, "b": "é"})
+    ((worded, _),) = variants_of([line], CaptionOptions(trigger="sks"))
+    for written in (worded, spell_json(json.loads(worded))):
+        written.encode()
+        assert json.loads(written) == {"trigger": "sks", **json.loads(line)}
 
 
 def test_the_trigger_word_is_where_the_caption_has_it():

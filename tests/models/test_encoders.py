@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pictures import draw
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
@@ -184,3 +185,24 @@ def test_a_panic_of_a_library_in_rust_is_an_error_of_the_model(prep, photos, tin
     monkeypatch.setattr(TextEncoder, "_forward", lambda *_, **__: (_ for _ in ()).throw(panic("out of range")))
     failed = prep(*call)
     assert failed.code == 6 and "stopped at a text: out of range" in failed.err and "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize("family", ["sd15", "auraflow", "qwenimage"])
+def test_a_token_without_an_embedding_is_named(prep, tmp_path, family):
+    """As of a word that was added to a tokenizer, but not to its model: of CLIP, T5 and Qwen."""
+    pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+    import tiny_pipelines
+
+    tiny_pipelines.save(family, tmp_path / "model")
+    path = tmp_path / "model/tokenizer/tokenizer.json"
+    document, config = json.loads(path.read_text()), path.with_name("tokenizer_config.json")
+    said = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    words = document["model"]["vocab"]  # a table, or of T5's kind a list
+    first = max(len(words), *(1 + each["id"] for each in document["added_tokens"]))
+    document["added_tokens"] += [{"id": first + number, "content": f"foxx{number}", **said} for number in range(300)]
+    path.write_text(json.dumps(document))
+    configure(config, added_tokens_decoder={str(each.pop("id")): each for each in document["added_tokens"]})
+    draw(tmp_path / "photos/0.png", (128, 128), seed=0).with_suffix(".txt").write_text("a foxx299")
+    failed = prep("encode", tmp_path / "photos", "--model", tmp_path / "model", "--cache", tmp_path / "cache", "-o",
+                  tmp_path / "m.json", "--resolution", 128)
+    assert failed.code == 6 and f"text_encoder makes the token {first + 299}, but the model knows " in failed.err

@@ -189,14 +189,14 @@ def test_of_several_captions_the_worst_is_named_and_shared_ones_are_of_all():
     (detail,) = [each.detail for each in found.findings if each.path == "photos/004.jpg"]
     assert detail.endswith("% of random pictures are nearer to its caption 'caption 60'")
     assert "photos/009.jpg" not in {path for path, _ in said(found, "caption-misfit")}
-    whose = np.array([picture for picture, each in enumerate(own) for _ in each])
-    which = np.array([caption for each in own for caption in each])
-    nearer, lead = fits(vectors_of(rows), vectors_of(every), whose, which)
+    owners = np.array([picture for picture, each in enumerate(own) for _ in each])
+    numbers = np.array([caption for each in own for caption in each])
+    nearer, lead = fits(vectors_of(rows), vectors_of(every), owners, numbers)
     pictures, words = rows.astype(float), every.astype(float)
     scores = (pictures @ (words - words.mean(axis=0)).T) / np.linalg.norm(pictures, axis=1, keepdims=True)
-    for place in range(len(which)):
-        others = [one for one in range(60) if which[place] not in own[one]]
-        against, mine = scores[others, which[place]], scores[whose[place], which[place]]
+    for place in range(len(numbers)):
+        others = [one for one in range(60) if numbers[place] not in own[one]]
+        against, mine = scores[others, numbers[place]], scores[owners[place], numbers[place]]
         assert nearer[place] == pytest.approx((against > mine).mean())
         spread = 1.4826 * np.median(np.abs(against - np.median(against)))
         assert lead[place] == pytest.approx((mine - np.median(against)) / spread, abs=1e-2)

@@ -94,6 +94,22 @@ def test_both_pictures_are_cropped_alike_and_others_left_out(tiny_model, prep, t
     assert again.code == 0 and not any(again.json["encoded"].values())
 
 
+def test_pictures_that_are_no_pairs(tiny_model, prep, tmp_path):
+    """Each reason is named; the page that a hint names has them all."""
+    (tmp_path / "model").symlink_to(tiny_model)
+    words = pairs_in(tmp_path, [((64, 64), (64, 128)), ((64, 64), (96, 64))])
+    refused = prep(*words)
+    assert refused.code == 8 and "0.png, it is 64x64, but the other picture of its pair, young/0.png, " in refused.err
+    assert "hint: prep view SOURCE shows the pictures left out, with the reason for each" in refused.err
+    (tmp_path / "young/1.png").write_bytes((tmp_path / "old/1.png").read_bytes())
+    same = "has the same bytes as the other picture of its pair, young/1.png, expected another picture"
+    with viewing_source(tmp_path / "d.toml") as page:
+        shown = page.get("/findings").text.replace("<wbr>", "")
+        assert "but the other picture of its pair" in shown and same in shown
+    (tmp_path / "d.toml").write_text(RECIPE.replace('from = ["young"]', "").replace("{image}", ""))
+    assert "0.png, has 0 reference pictures, expected 1, the other one of its pair" in prep(*words).err
+
+
 def test_pages_show_the_other_picture(tiny_model, prep, tmp_path):
     """Of what is encoded, and before."""
     (tmp_path / "model").symlink_to(tiny_model)
@@ -102,6 +118,8 @@ def test_pages_show_the_other_picture(tiny_model, prep, tmp_path):
         with viewing(tmp_path / shown) as page:
             assert "the other of its pair, 64x64 to 64x64" in page.get("/").text
             assert "The other picture of its pair, at weight -1" in page.get("/sample/0").text
+    assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "m.html").code == 0
+    assert "the other of its pair, 64x64 to 64x64" in (tmp_path / "m.html").read_text()
 
 
 @pytest.mark.few("sd15-", "qwenimage_edit")
@@ -141,13 +159,17 @@ def test_a_run_and_what_it_is_shown_at(tiny_model, prep, train, tmp_path):
     (tmp_path / "model").symlink_to(tiny_model)
     assert prep(*pairs_in(tmp_path, [((64, 64), (64, 64))] * 2)).code == 0
     checked = train("check", tmp_path / "m.json", "--device", "cpu")
-    assert checked.code == 0 and "2 pairs of pictures train a slider" in " ".join((checked.out + checked.err).split())
+    said = " ".join((checked.out + checked.err).split())
+    assert checked.code == 0 and "a slider is trained from 2 pairs of pictures: " in said
     assert train("run", tmp_path / "m.json", "-o", tmp_path / "run", "--device", "cpu", "--quiet", "--steps", 1,
                  "--set", "sample.every=0").code == 0
     assert train("sample", tmp_path / "run", "-o", tmp_path / "g.png", "--device", "cpu", "--quiet", "--steps", 2
                  ).code == 0
     with Image.open(tmp_path / "g.png") as grid:
         assert grid.width == 3 * 192
+    assert "  at weight -1: " in train("replay", tmp_path / "run", "--step", 1).out
+    assert train("report", tmp_path / "run").code == 0
+    assert "the other of its pair, 64x64 to 64x64" in (tmp_path / "run/report.html").read_text()
     with safe_open(tmp_path / "run/lora.safetensors", "pt") as file:
         assert file.metadata()["latentry.slider"] == "pairs"
     assert "| Slider | of pairs of pictures" in (tmp_path / "run/README.md").read_text()

@@ -28,8 +28,8 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     one, latents of another program."""
     if model is not None and index is not None:
         facts = Facts(masked=uses_masks(index, config), prior=bool(manifest.document["samples"]["prior"]),
-                      referring=index.referring, held_out=any(map(len, index.validation)), large=model.large,
-                      convolves=model.convolves, rescaled=model.rescaled)
+                      referring=index.referring or index.paired, held_out=any(map(len, index.validation)),
+                      large=model.large, convolves=model.convolves, rescaled=model.rescaled)
         yield from unused(config, facts)
         yield from _preserving(config.preserve, facts)
         if config.slider.on:
@@ -37,8 +37,8 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
                    "passes of the base beside two of the adapters, at weight 1 and -1")
         if index.paired:
             pairs = counted(sum(map(len, index.training)), "pair")
-            yield (f"{pairs} of pictures train a slider: adapters learn the pictures at weight 1 and the others at -1, "
-                   "in two forward passes of each micro-batch")
+            yield (f"a slider is trained from {pairs} of pictures: adapters learn the pictures at weight 1 and the "
+                   "others at -1, in two forward passes of each micro-batch")
     if model is not None and model.adapter is not None:
         yield from model.adapter.notes
     if model is not None and model.drawing != model.path:

@@ -14,7 +14,7 @@ from prep.geometry import Placement
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.show_step import ShownSample
+    from train.show_step import ShownReference, ShownSample
 
 
 def replay(
@@ -42,9 +42,14 @@ def replay(
         put("\n  ".join([
             spelled(each.path, each.name, each.source, replayed.prefixes), _details(each),
             "without its caption" if each.caption is None else f"caption: {printable(each.caption)}",
-            *(f"{'reference' if one.shown else 'without its reference'} {number}: "
-              f"{shell_name(str(one.path or one.name))}, {_placed(one.placement)}"
-              for number, one in enumerate(each.references, 1))]))
+            *(f"{_called(one, number, replayed.paired)}: {shell_name(str(one.path or one.name))}, "
+              f"{_placed(one.placement)}" for number, one in enumerate(each.references, 1))]))
+
+
+def _called(reference: ShownReference, number: int, paired: bool) -> str:
+    if paired:
+        return "at weight -1"
+    return f"{'reference' if reference.shown else 'without its reference'} {number}"
 
 
 def _details(each: ShownSample) -> str:

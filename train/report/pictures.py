@@ -85,5 +85,5 @@ def hardest(run: Run, count: int, manifest: Place | None, pictures: EmbeddedPict
         cards.append(described_card(
             sample, Shot(name=hard.name, address=address, instead="The original picture was not found."),
             facts=(*loss_facts(hard.ratio, hard.loss, hard.showings), *more_references(sample, REFERENCES)),
-            references=described_references(sample, referred)))
+            references=described_references(sample, referred, paired=opened.manifest.paired)))
     return Hardest(cards=tuple(cards))

@@ -111,8 +111,9 @@ def _candidates(setup: Setup, log: Log, columns: Sequence[Column], base: Column 
                 device: torch.device) -> Iterator[Candidate]:
     vision = _vision(setup)
     prompts = [each.prompt for each in columns[0].prompts[:about]]
+    fitting, _ = prompt_rows(prompts, vision, device, log.progress)
     return scored(collection_of(setup.manifest), columns, base, about, kept, vision.expected.digest,
-                  dict(log.held_out), prompt_rows(prompts, vision, device, log.progress))
+                  dict(log.held_out), fitting)
 
 
 def _of(start: Start, setup: Setup, about: Prompts, neutral: Prompts, device: torch.device) -> Column:

@@ -20,7 +20,7 @@ from prep.fs.place import Local
 from prep.manifest.document import Manifest
 from prep.manifest.opened import open_manifest
 from prep.models.vision.model import VisionModel
-from prep.models.vision.texts import MEMORY, embed_texts, lacking_texts, remembered_rows, unread
+from prep.models.vision.texts import MEMORY, embed_lacking, remembered_rows
 from prep.parse import alpha_setting, color_below
 from prep.progress import Progress, silent
 from prep.runs.events import NAME as LOG
@@ -145,14 +145,14 @@ def evaluate(wanted: EvaluateRequest, device: torch.device, progress: Progress =
     drawn = draw(every, kept, vision.expected.digest, device, progress)
     embed([key for each in every for key in each.keys], kept, vision, device, progress)
     least = collection.least
-    fitting = prompt_rows([each.prompt for each in about], vision, device, progress)
+    fitting, unfit = prompt_rows([each.prompt for each in about], vision, device, progress)
     losses = dict(read_history(read_events(run.folder / LOG)).held_out)
     candidates = tuple(scored(collection, columns, base, len(about), kept, vision.expected.digest, losses, fitting))
     others = dict.fromkeys(text for start, setup in zip(starts, setups, strict=True)
                            for text in other_base(setup, start.state.base, start.folder.name))
     return Evaluation(run=run, vision=vision, collection=collection, least=least, candidates=candidates,
                       proposal=propose(candidates), columns=tuple(columns), base=base, kept=kept, prompts=len(about),
-                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *filter(None, [unread(vision)])))
+                      drawn=drawn, warnings=(*prompts.warnings, *warnings, *others, *unfit))
 
 
 def kept_in(run: Path, manifest: Manifest) -> Kept:
@@ -175,17 +175,18 @@ def scored(collection: Collection, columns: Sequence[Column], base: Column | Non
 
 
 def prompt_rows(prompts: Sequence[str], vision: VisionModel, device: torch.device, progress: Progress
-                 ) -> tuple[Integers, Rows] | None:
-    """(the places of prompts that have an embedding, these); `None` if the model reads no texts, or none of these.
-    Raises `ModelError`, `OutOfMemoryError`."""
-    if vision.reading is None or unread(vision):
-        return None
+                ) -> tuple[tuple[Integers, Rows] | None, tuple[str, ...]]:
+    """((the places of prompts that have an embedding, these), or `None` if none has; what to say of the others)."""
+    if vision.reading is None:
+        return None, ()
     with closing(Memo(memo_path(*MEMORY))) as memory:
-        embed_texts(vision, lacking_texts(vision, prompts, memory), memory, device=str(device), progress=progress)
-        texts, rows = remembered_rows(memory, vision.expected.digest, prompts, vision.width)
+        done = embed_lacking(vision, prompts, memory, device=str(device), progress=progress)
+        texts, rows = remembered_rows(memory, vision.expected.digest, prompts, vision.width,
+                                      vision.reading.digest)
     numbers = {text: number for number, text in enumerate(texts)}
     places = np.array([place for place, prompt in enumerate(prompts) if prompt in numbers], np.int64)
-    return (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
+    found = (places, rows[[numbers[prompts[place]] for place in places.tolist()]]) if len(places) else None
+    return found, (done.note,) if done.note else ()
 
 
 def _starts(run: Local, every: int) -> list[Start]:

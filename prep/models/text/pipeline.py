@@ -20,7 +20,7 @@ from prep.models.configs import Configs, index_file, pipeline_index
 from prep.models.family import Class, Family
 from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
-from prep.models.loading import dtype_keyword, load_part, load_transformers
+from prep.models.loading import dtype_keyword, load_part, load_transformers, refuse_unknown_tokens
 from prep.models.pipeline import PICTURES_ALONE, PROCESSOR
 from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, encoder_bytes, is_quantized
@@ -47,6 +47,7 @@ def load_encoder(model: Model, family: Family, name: str, files: TextFiles, dtyp
     for module in encoder.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):  # of a layer with 4 bits: on some processors bitsandbytes
             module.support_avx512bf16_for_cpu = False  # would repack it, with other numbers, or fail for small ones
+    refuse_unknown_tokens(encoder, files.encoders[name].place)
     return encoder
 
 

@@ -28,6 +28,7 @@ COMPUTE: DType = "float32"
 STORED: DType = "float16"  # rows have length 1, and half precision has three digits of each number
 MOST_SIDE = 2048  # pixels of a picture as a model sees it; SigLIP's largest has 512
 MOST_WIDTH = 1 << 16  # numbers of a row
+MOST_TOKENS = 1 << 10  # of a text; SigLIP's largest reads 64, LongCLIP 248
 EXAMPLES = "for example facebook/dinov2-base, google/siglip-base-patch16-224 or openai/clip-vit-large-patch14"
 
 
@@ -144,7 +145,7 @@ def reading_of(files: ComponentFiles, kind: Kind) -> Reading | None:
     """How a model reads texts; `None` for one without the weights or the tokenizer for it. Raises `ModelError`."""
     tokenizer = single_tokenizer_files(files) if kind.tokenizer else None
     tokens = [tensor.shape[0] for name, tensor in files.tensors.items() if f".{name}".endswith(f".{_POSITIONS}")]
-    if tokenizer is None or len(tokens) != 1 or tokens[0] < 2:
+    if tokenizer is None or len(tokens) != 1 or not 2 <= tokens[0] <= MOST_TOKENS:
         return None
     named = str(tokenizer.config.get("tokenizer_class") or kind.tokenizer).removesuffix("Fast")
     reader = _TOKENIZERS.get(named, "PreTrainedTokenizerFast")

@@ -10,8 +10,9 @@ import torch
 
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.device.memory import FittingBatches, move
+from prep.models.files import refuse_redirection
 from prep.models.fingerprint import Expected
-from prep.models.loading import quiet_transformers
+from prep.models.loading import quiet_transformers, refuse_unknown_tokens
 from prep.models.pipeline import single_model_files, single_tokenizer_files
 from prep.models.tensors import finite_rows, pick_device, stored
 from prep.models.text.tokenizer import load_tokenizer, without_panics
@@ -20,6 +21,7 @@ from prep.models.vision.model import COMPUTE, STORED, VisionModel, reading_of
 
 # Legend: B texts, D numbers of an embedding.
 
+_AGAIN = "download the model again, or choose another one"
 Row = np.ndarray[Any, np.dtype[np.float16]]  # [D], of length 1
 
 
@@ -35,25 +37,27 @@ class TextEncoder:
         Expected(digest=model.reading.digest, file_digest=model.expected.file_digest).require(
             "" if found is None else found.digest, f"the tokenizer in {model.folder}")
         assert tokenizer is not None, "its digest is that of one"
+        refuse_redirection(tokenizer.config, model.folder / "tokenizer_config.json")  # pictures do not need it
         self._model, self._reading = model, model.reading
         self._tokenizer = load_tokenizer(model.reading.tokenizer, tokenizer)
         self.batches = FittingBatches(pick_device(device), COMPUTE)
         self._tower = move(load_half(model, without="vision_model"), self.batches.device, "the vision model", COMPUTE)
-        try:
-            (row,) = self._forward(["a"])
-        except (ModelError, OutOfMemoryError):
-            raise
-        except Exception as error:  # of a library: some faulty configs fail only here
-            raise ModelError(f"the model in {model.folder} cannot embed a text: {first_line(error)}",
-                             hint="download the model again, or choose another one") from None
+        refuse_unknown_tokens(self._tower.text_model, model.folder)
+        (row,) = self.rows(["a"])
         if row is not None and row.shape != (model.width,):
             raise ModelError(f"the model in {model.folder} makes {len(row)} numbers of a text, expected "
-                             f"{model.width}, as of a picture", hint="download the model again, or choose another one")
+                             f"{model.width}, as of a picture", hint=_AGAIN)
 
     def rows(self, texts: Sequence[str]) -> list[Row | None]:
         """One row per text, float16 [D] of length 1; `None` if it is not finite. A batch that does not fit into the
         device's memory is halved. Raises `ModelError`, `OutOfMemoryError`."""
-        return self.batches.run(list(texts), self._forward, "a caption")
+        try:
+            return self.batches.run(list(texts), self._forward, "a caption")
+        except (ModelError, OutOfMemoryError):
+            raise
+        except Exception as error:  # of a library: some faulty files fail only here
+            raise ModelError(f"the model in {self._model.folder} cannot embed a text: {first_line(error)}",
+                             hint=_AGAIN) from None
 
     @torch.inference_mode()
     def _forward(self, texts: Sequence[str]) -> list[Row | None]:

@@ -163,7 +163,8 @@ def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about:
                 instead=f"{format_size(sample['size'])}: the original picture was not found")
     card = described_card(sample, shot, most=1 if many else CAPTIONS, letters=LETTERS_OF_MANY if many else LETTERS,
                           facts=more, findings=findings,
-                          references=described_references(sample, [""] * len(_references_on(sample))))
+                          references=described_references(sample, [""] * len(_references_on(sample)),
+                                                          paired=audit.manifest.paired))
     return FoundCard(
         card=card, groups=(sample["role"], described_bucket(sample), "none" if coverage is None else "a mask",
                            ", ".join(sorted({finding.code for finding in findings})) or "none"),
@@ -191,8 +192,10 @@ def _with_pictures(entry: FoundCard, sample: Mapping[str, Any], smalls: Sequence
     card, shot = entry.card, entry.card.shot
     beside = None if decoded is None else Shot(
         name=f"{shot.name}, its latent decoded", address=pictures.add(decoded.picture), instead="no room")
+    references = tuple(replace(each, shot=replace(each.shot, address=address))
+                       for each, address in zip(card.references, referred, strict=True))
     return replace(entry, card=replace(card, shot=replace(shot, address=address, overlays=overlays), beside=beside,
-                                       references=described_references(sample, referred), facts=(*card.facts, *more)))
+                                       references=references, facts=(*card.facts, *more)))
 
 
 def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> bytes | None:

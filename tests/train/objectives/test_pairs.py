@@ -164,10 +164,13 @@ def test_a_manifest_of_pairs_has_the_other_of_each(make):
 def test_a_check_counts_pairs_and_keeps_them_whole(make):
     made = make(pairs=True)
     report = check(RunRequest(manifest=made.path), parse({"precision": "fp32"}, "test"))
-    assert not report.faults and any(note.startswith("7 pairs of pictures train a slider: ") for note in report.notes)
+    assert not report.faults and any(
+        note.startswith("a slider is trained from 7 pairs of pictures: ") for note in report.notes)
     assert "reference" not in "".join(plan_lines(report))
     (wanted, _), given = counted(report.setup), count(report.setup, room_of("cpu")).parts
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.05)
-    (fault,) = check(RunRequest(manifest=made.path), parse({"each_reference_dropout": 0.5}, "test")).faults
+    dropped = check(RunRequest(manifest=made.path), parse({"each_reference_dropout": 0.5}, "test"))
+    (fault,) = dropped.faults
+    assert "each_reference_dropout" not in "".join(dropped.notes)
     assert fault.message == ("each_reference_dropout is above 0, expected 0 for pairs of pictures, of which a slider "
                              "needs both")

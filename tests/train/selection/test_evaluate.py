@@ -131,6 +131,10 @@ def test_how_pictures_fit_their_prompts_is_shown(root, run, prep, train, tiny_mo
     head, row, *_ = train(*words, "--quiet").out.splitlines()
     assert head.endswith("  prompt fit") and row.startswith(name) and row.endswith(f"{said:.4f}")
     assert f">{said:.4f}<" in (run / "page.html").read_text()
+    (clip / "tokenizer.json").write_text("{")  # rows of the former tokenizer are not taken
+    broken = train(*words, "--json")
+    assert broken.code == 0 and {each["prompt_fit"] for each in broken.json["checkpoints"]} == {None}
+    assert "warning: texts are not compared with pictures: cannot load the tokenizer in " in broken.err
 
 
 def asked(run):
