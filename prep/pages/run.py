@@ -176,9 +176,9 @@ def charts(history: History) -> list[Chart]:
             Series(name="validation", kind="dots", points=history.held_out)], axis=axis, last=last, marks=marks,
             note=f"Smoothed over a fiftieth of the run. {_without(history)}".strip()),
         chart_of("Likeness of drawn pictures", [
-            Series(name=name, kind="dots", points=history.scores[key])
-            for name, key in (("to held-out pictures", "held_out"), ("to training pictures", "training"),
-                              ("to their prompts", "prompt_fit"))],
+            Series(name="to held-out pictures", kind="dots", points=history.scores["held_out"]),
+            Series(name="to training pictures", kind="dots second", points=history.scores["training"]),
+            Series(name="to their prompts", kind="dots third", points=history.scores["prompt_fit"])],
             axis=axis, last=last, marks=marks,
             note="The mean cosine with the nearest pictures of the data set, and with the prompt, of each evaluated "
             "checkpoint."),
