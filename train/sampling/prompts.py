@@ -207,9 +207,14 @@ def of_manifest(index: Index, encoded: Kept | None = None, *, typed: str = "") -
 
 
 def how_to_store(index: Index, path: Path, typed: str) -> str:
-    """What stores the rows of the prompt file at `path`; or else what `typed` can give is encoded."""
+    """What stores the rows of the prompt file at `path`, and keeps those of the manifest's own; or else what `typed` can
+    give is encoded."""
+    own = index.manifest.document["prompts"]["file"]
+    again = "" if own is None or path == index.manifest.folder / own else (
+        "; that replaces the manifest's prompts, and "
+        f"{prompts_command(index.manifest, index.manifest.folder / own)} brings them back")
     return (f"encode a prompt with {typed}, or " if typed else "") + (
-        f"store the rows of a prompt file: {prompts_command(index.manifest, path)}")
+        f"store the rows of a prompt file: {prompts_command(index.manifest, path)}{again}")
 
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> CurrentPrompts:
