@@ -159,7 +159,15 @@ def _key_numbers(history: History) -> list[tuple[str, str]]:
                   (f"lowest validation loss (step {best[0]:,})", f"{best[1]:.4g}")]
     if best is None or len(smooth) >= FEW:
         numbers.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
+    if proposed := _proposed(history):
+        numbers.insert(0, ("proposed checkpoint", proposed))
     return [*numbers, (unit, speed), ("training time", clock(history.seconds))]
+
+
+def _proposed(history: History) -> str:
+    """The checkpoint that a finished run's evaluations propose; "" if none is."""
+    found = history.events[-1].get("proposal") if history.events else None
+    return str(found.get("checkpoint") or "") if isinstance(found, dict) else ""
 
 
 def charts(history: History) -> list[Chart]:
