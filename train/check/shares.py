@@ -2,8 +2,8 @@
 forward passes.
 
 A trained sample counts as three passes (the backward pass takes about two), with gradient_checkpointing as four; a
-slider trains it twice, and preserve.prompted once more, beside what the base predicts. A validated one counts as one for
-each of its timesteps, or five of a slider; a picture as one for each sampler step, or two where guidance needs the
+slider trains it twice, and preserve.prompted once more, beside what the base predicts. A validated one counts as one
+for each of its timesteps, or five of a slider; a picture as one for each sampler step, or two where guidance needs the
 prediction without the prompt. Each pass counts by its pixels, with those of references. Data, decoding, the optimizer,
 embeddings and an evaluation's pictures of neutral prompts are left out.
 """
