@@ -25,6 +25,7 @@ def demo(
 
         quiet_libraries()
     write_demo(directory, pairs=pairs)
-    what = "pairs of pictures" if pairs else "pictures"
-    seeing = "" if pairs else f", and one that sees to {directory / 'vision'}"
-    put(f"wrote {what}, prompts and recipes to {directory}, a tiny model to {directory / 'model'}{seeing}")
+    model = f"a tiny model to {directory / 'model'}"
+    put(f"wrote pairs of pictures and recipes to {directory}, and {model}" if pairs else
+        f"wrote pictures, prompts and recipes to {directory}, {model}, and a tiny vision model to "
+        f"{directory / 'vision'}")

@@ -13,7 +13,7 @@ from prep.jobs.job import PROGRAMS
 from prep.studio.forms import Field, Form, Kind
 from prep.studio.steps import STEPS
 
-LEFT_OUT = {"quiet", "as_json", "no_color", "every", "open_browser", "port"}  # a job's log is read by people
+LEFT_OUT = {"quiet", "as_json", "no_color", "list_all", "open_browser", "port"}  # a job's log is read by people
 
 
 def forms_of(program: str, commands: Sequence[str]) -> list[Form]:

@@ -33,7 +33,7 @@ def scan(
                                               "encoders cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
     ignore: Annotated[list[str] | None, opt.codes_option(help="report no findings of this code; repeatable")] = None,
-    every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many, as a pipe gets "
+    list_all: Annotated[bool, typer.Option("--all", help="list every finding by name, however many, as a pipe gets "
                                            "them anyway")] = False,
     html: Annotated[Path | None, typer.Option("--html", "--write-report", help="write a self-contained HTML page"
                                               )] = None,
@@ -73,6 +73,6 @@ def scan(
         put_json(document(report))
     else:
         put(findings_table(report.findings, pictures=report.pictures, usable=report.samples,
-                           every=every or bool(select), width=screen_width()))
+                           every=list_all or bool(select), width=screen_width()))
     if report.count("error") or not report.pictures or (strict and report.count("warning")):
         raise typer.Exit(EXIT_FINDINGS)

@@ -111,5 +111,5 @@ def pairs(count: int, seed: int = 0) -> Iterator[Pair]:
     for index in range(count):
         color = (index // len(_KNOWN) + index) % len(AFTER)
         shape = _KNOWN[index % len(_KNOWN)]
-        yield Pair(stem=f"{shape}s/{index:03}", shape=shape, color=AFTER[color],
+        yield Pair(stem=f"{shape}{'es' if shape.endswith('s') else 's'}/{index:03}", shape=shape, color=AFTER[color],
                    ground=GROUNDS[index // 2 % len(GROUNDS)], seed=seed * 1_000_003 + index)

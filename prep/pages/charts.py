@@ -20,7 +20,8 @@ ROWS = 12  # of a chart's table
 ACROSS = 6  # numbers below a chart
 
 Point = tuple[float, float]  # x, y
-Kind = Literal["band", "line", "second", "third", "fourth", "dots"]  # the middle four are lines
+# "line" to "fourth" are lines; the parts of a kind are classes of page.css
+Kind = Literal["band", "line", "second", "third", "fourth", "dots", "dots second", "dots third"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +143,7 @@ def _range(series: Sequence[Series], zero: bool) -> tuple[float, float]:
 
 
 def _trace(line: Series, scale: _ChartScale) -> Trace:
-    if line.kind == "dots":
+    if line.kind.startswith("dots"):
         dots = tuple((scale.x(x), scale.y(y)) for x, y in line.points)
         return Trace(name=line.name, kind=line.kind, dots=dots, path=_line(dots))
     columns = columns_of(line.points, scale.last)
@@ -173,7 +174,7 @@ def _says(title: str, series: Sequence[Series], axis: str) -> str:
 
 def _table(title: str, series: Sequence[Series], axis: str) -> Table:
     """The values of up to `ROWS` x, evenly spread; of dots each, as far as they fit."""
-    dots = sorted({x for line in series if line.kind == "dots" for x, _ in line.points})
+    dots = sorted({x for line in series if line.kind.startswith("dots") for x, _ in line.points})
     every = sorted({x for line in series for x, _ in line.points})
     wanted = dots if 2 <= len(dots) <= ROWS else _spread(every)
     known = [dict(line.points) for line in series]

@@ -31,6 +31,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
     elsewhere: str = ""
+    links: tuple[str, ...] = ()  # of each row's name, "" for none; empty if no row has one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,14 +185,17 @@ FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code",
                    Column(head="file", kind="name"), Column(head="what"))
 
 
-def findings_table(findings: Sequence[Mapping[str, Any]], most: int | None = None, elsewhere: str = "") -> Table:
-    """A table of findings (as documents), the worst first, at most `most` rows; `elsewhere` says where the rest are."""
+def findings_table(findings: Sequence[Mapping[str, Any]], most: int | None = None, elsewhere: str = "",
+                   link: Callable[[str], str] | None = None) -> Table:
+    """A table of findings (as documents), the worst first, at most `most` rows; `elsewhere` says where the rest are,
+    and `link` gives the address of the page of a picture, by its name, or "" for none."""
     ordered = sorted(findings, key=lambda finding: (
         SEVERITIES.index(finding["severity"]), finding["path"], finding["code"]))
     rows = tuple((finding["severity"], finding["code"], finding["path"], finding["detail"])
                  for finding in ordered[:most])
     return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows,
-                 more=len(findings) - len(rows), elsewhere=elsewhere)
+                 more=len(findings) - len(rows), elsewhere=elsewhere,
+                 links=() if link is None else tuple(link(finding["path"]) for finding in ordered[:most]))
 
 
 def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "",

@@ -159,7 +159,15 @@ def _key_numbers(history: History) -> list[tuple[str, str]]:
                   (f"lowest validation loss (step {best[0]:,})", f"{best[1]:.4g}")]
     if best is None or len(smooth) >= FEW:
         numbers.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
+    if proposed := _proposed(history):
+        numbers.insert(0, ("proposed checkpoint", proposed))
     return [*numbers, (unit, speed), ("training time", clock(history.seconds))]
+
+
+def _proposed(history: History) -> str:
+    """The checkpoint that a finished run's evaluations propose; "" if none is."""
+    found = history.events[-1].get("proposal") if history.events else None
+    return str(found.get("checkpoint") or "") if isinstance(found, dict) else ""
 
 
 def charts(history: History) -> list[Chart]:
@@ -176,9 +184,9 @@ def charts(history: History) -> list[Chart]:
             Series(name="validation", kind="dots", points=history.held_out)], axis=axis, last=last, marks=marks,
             note=f"Smoothed over a fiftieth of the run. {_without(history)}".strip()),
         chart_of("Likeness of drawn pictures", [
-            Series(name=name, kind="dots", points=history.scores[key])
-            for name, key in (("to held-out pictures", "held_out"), ("to training pictures", "training"),
-                              ("to their prompts", "prompt_fit"))],
+            Series(name="to held-out pictures", kind="dots", points=history.scores["held_out"]),
+            Series(name="to training pictures", kind="dots second", points=history.scores["training"]),
+            Series(name="to their prompts", kind="dots third", points=history.scores["prompt_fit"])],
             axis=axis, last=last, marks=marks,
             note="The mean cosine with the nearest pictures of the data set, and with the prompt, of each evaluated "
             "checkpoint."),

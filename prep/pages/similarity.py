@@ -66,17 +66,19 @@ class SimilarityPage:
 
 
 def similarity_page(found: Analysis, *, shot: Callable[[str], Shot], link: Callable[[str], str] = lambda _: "",
-                    all_of: Callable[[int], str] = lambda _: "", what: str = "", elsewhere: str = "") -> SimilarityPage:
+                    all_of: Callable[[int], str] = lambda _: "", page_of: Callable[[str], str] = lambda _: "",
+                    what: str = "", elsewhere: str = "") -> SimilarityPage:
     """The page of an analysis.
 
-    The caller gives, by a picture's name, its thumbnail and the address of its own page, and by a cluster's number,
-    from 0, the address of all its pictures. `elsewhere` says where findings beyond `ROWS` are.
+    The caller gives, by a picture's name, its thumbnail and the address of what is like it, by a cluster's number, from
+    0, the address of all its pictures, and by a finding's path the address of its picture. `elsewhere` says where
+    findings beyond `ROWS` are.
     """
     drawn = found.clusters[:DRAWN]
     return SimilarityPage(
         head=_head(found, what), map=cluster_map(drawn),
         clusters=tuple(_entry(number, cluster, found, shot, link, all_of) for number, cluster in enumerate(drawn)),
-        findings=findings_table([each.as_json() for each in found.findings], ROWS, elsewhere),
+        findings=findings_table([each.as_json() for each in found.findings], ROWS, elsewhere, page_of),
         sources=_sources(found), sections=_sections(found, len(drawn)))
 
 

@@ -6,7 +6,7 @@ from prep.formatting import counted, grouped, join_texts, listed, printable
 from prep.runs.events import Event
 
 _TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
-          "evaluation": "step {step}: pictures like {likeness}; {copies} nearly as in the training set{drifted}",
+          "evaluation": "step {step}: likeness {likeness}; {copied}{drifted}{fitting}",
           "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
           "stopped": "stopped after step {step}; the same command with --resume continues from there"}
 
@@ -27,10 +27,13 @@ def line(event: Event) -> str | None:
 
 
 def _of_scores(event: Event) -> dict[str, str]:
-    """The likeness of a checkpoint's pictures to those of the data set, and their drift, as far as they are known."""
-    like = [f"{name} ones {event[key]:.4f}" for key, name in (("held_out", "held-out"), ("training", "training"))
-            if event.get(key) is not None]
-    return {"likeness": listed(like), "drifted": "" if event.get("drift") is None else f"; drift {event['drift']:.4f}"}
+    """The scores of a checkpoint in the words of `train evaluate`, as far as they are known."""
+    def known(key: str, text: str) -> str:
+        return "" if event.get(key) is None else text.format(event[key])
+
+    like = [known("held_out", "{:.4f} to held-out pictures"), known("training", "{:.4f} to training pictures")]
+    return {"likeness": listed([each for each in like if each]), "copied": counted(event["copies"], "copy", "copies"),
+            "drifted": known("drift", "; drift {:.4f}"), "fitting": known("prompt_fit", "; prompt fit {:.4f}")}
 
 
 def _of_proposal(event: Event) -> str:

@@ -21,6 +21,7 @@ from prep.sources.tree import PICTURES
 MOST = 2000  # entries of a directory that are looked at
 MOST_TEXT = 1 << 20  # bytes of a .toml
 START = 4096  # bytes of a .json
+USUAL = {"source": "dataset.toml", "recipes": "dataset.toml", "settings": "train.toml", "manifests": "manifest.json"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,14 @@ class Project:
         found: tuple[str, ...] = getattr(self, kind)
         return found
 
+    def likely(self, kind: str) -> str:
+        """The name of a kind, which has some, that is probably meant: the usual one, of runs the newest, or the first.
+        """
+        names = self.names(kind)
+        if kind == "runs":
+            return max(names, key=lambda name: _modified(self.folder / name / RUN))
+        return USUAL[kind] if USUAL.get(kind) in names else names[0]
+
 
 def read_project(folder: Path) -> Project:
     """What a project has now. Raises `OSError` if its directory cannot be read."""
@@ -51,6 +60,13 @@ def read_project(folder: Path) -> Project:
         for kind, name in _kinds(entry):
             found.setdefault(kind, []).append(name)
     return Project(folder=folder, **{kind: tuple(names) for kind, names in found.items()})
+
+
+def _modified(path: Path) -> int:
+    """When a file changed, in nanoseconds; 0 if it is gone."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _some(folder: Path) -> Sequence[DirEntry[str]]:

@@ -35,7 +35,7 @@ class Step:
     def filled(self, project: Project) -> dict[str, list[str]]:
         """Values of fields, as far as the project tells."""
         values = {name: [value] for name, value in self.preset.items()}
-        values |= {name: [project.names(kind)[0]] for name, kind in self.fill.items() if project.names(kind)}
+        values |= {name: [project.likely(kind)] for name, kind in self.fill.items() if project.names(kind)}
         return values | {name: [_fresh(project, stem)] for name, stem in self.fresh.items()}
 
 
@@ -60,7 +60,8 @@ STEPS = (
          fill={"source": "source", "model": "models"}, preset={"cache": "cache", "output": "manifest.json"},
          makes="manifests", asks="prep-encode"),
     Step(title="Choose settings", does="Writes a commented train.toml; with a limit of memory, one that fits.",
-         form="train-init", main=("manifest", "memory", "output"), fill={"manifest": "manifests"}, makes="settings"),
+         form="train-init", main=("manifest", "memory", "output"), fill={"manifest": "manifests"},
+         fresh={"output": "train.toml"}, makes="settings"),
     Step(title="Check the run", does="Checks all that training needs, and says whether it fits into memory, before "
          "anything is loaded.", form="train-check", main=("manifest", "config", "steps", "device", "memory"),
          fill={"manifest": "manifests", "config": "settings"}),

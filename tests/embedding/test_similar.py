@@ -79,6 +79,8 @@ def test_pages_show_the_set_and_what_is_like_a_sample(encoded):
     with viewing_here(path) as server:
         page = server.get("/set").text
         assert "zz-nearly.png" in page and "<svg" in page and f'href="{server.base}/set"' in server.get().text
+        found = re.findall(rf'href="{server.base}/sample/(\d+)"><bdi>([^<]*)', page.replace("<wbr>", ""))
+        assert found and all(names[int(number)] == name for number, name in found), "of findings"
         links = {int(number) for number in re.findall(rf'href="{server.base}/like/(\d+)"', page)}
         assert links and links <= set(range(len(names)))
         for number in range(len(names)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +77,21 @@ def test_steps_name_fields_of_their_commands() -> None:
         assert {*step.main, *step.fill, *step.preset, *step.fresh} <= names, step.title
         filled = step.filled(Project(folder=Path("nowhere"), runs=("run",), manifests=("m.json",)))
         forms[step.form].words(filled)
+
+
+def test_forms_are_filled_with_what_is_probably_meant(tmp_path: Path) -> None:
+    """The usual names, the newest run, and else the first of a kind."""
+    names = ("a", "b", "c")
+    for age, name in enumerate(("b", "a", "c")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+        os.utime(tmp_path / name / "run.json", (1000 - age, 1000 - age))
+    project = Project(folder=tmp_path, runs=names, settings=("fast.toml", "train.toml"), models=names,
+                      recipes=("all.toml", "dataset.toml"), manifests=("manifest.json", "z.json"))
+    assert [project.likely(kind) for kind in ("runs", "settings", "source", "manifests", "models")] == [
+        "b", "train.toml", "dataset.toml", "manifest.json", "a"]
+    assert Project(folder=tmp_path, settings=names, runs=("gone",)).likely("settings") == "a"
+    assert Project(folder=tmp_path, runs=("gone",)).likely("runs") == "gone"
 
 
 @pytest.mark.parametrize(("values", "says"), [

@@ -2,7 +2,8 @@
 forward passes.
 
 A trained sample counts as three passes (the backward pass takes about two), with gradient_checkpointing as four; a
-validated one as one for each of its timesteps; a picture as one for each sampler step, or two where guidance needs the
+slider trains it twice, and preserve.prompted once more, beside what the base predicts. A validated one counts as one
+for each of its timesteps, or five of a slider; a picture as one for each sampler step, or two where guidance needs the
 prediction without the prompt. Each pass counts by its pixels, with those of references. Data, decoding, the optimizer,
 embeddings and an evaluation's pictures of neutral prompts are left out.
 """
@@ -18,6 +19,7 @@ from prep.training.schema import Validation
 from train.setup import Setup
 
 TRAINED = 3  # passes
+SLIDER_BASE = 3  # passes of the base for each sample of a slider
 CAPTIONS = 4  # that are sampled where there are no prompts
 FEW = Validation().most
 MUCH = 0.5  # of a run, beyond which there is a note
@@ -60,13 +62,14 @@ def shares_of(setup: Setup) -> Shares:
     areas = [pixels_of(shape) for shape in setup.manifest.shapes]
     shown = sum(setup.plan.counts)
     area = sum(count * size for count, size in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
-    trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.recomputes)
+    trained = steps * float(setup.plan.sizes(0).mean()) * area * _passes(setup)
     held_out = [len(members) for members in index.validation]
     available = sum(held_out)
     validated = min(config.validation.most or available, available)
     validations, samplings = _times(setup, config.validation.every), _times(setup, config.sample.every)
     each = sum(count * size for count, size in zip(held_out, areas, strict=True)) / max(available, 1)
-    validation = validations * validated * config.validation.timesteps * each
+    directions = SLIDER_BASE + 2 if config.slider.on else 1
+    validation = validations * validated * config.validation.timesteps * directions * each
     pictures, evaluations, seeds = _pictures(setup), evaluations_of(setup), config.evaluate.seeds
     sampling, evaluation = samplings * sum(pictures), evaluations * seeds * sum(pictures)
     whole = trained + validation + sampling + evaluation
@@ -74,6 +77,15 @@ def shares_of(setup: Setup) -> Shares:
                   evaluation=evaluation / whole, validated=validated, validations=validations,
                   pictures=len(pictures), samplings=samplings, evaluated=seeds * len(pictures) if evaluations else 0,
                   evaluations=evaluations)
+
+
+def _passes(setup: Setup) -> int:
+    """Passes for each trained sample; of pairs, whose pixels are those of both pictures, for each picture."""
+    config, preserve = setup.config, setup.config.preserve
+    once = TRAINED + config.recomputes
+    base = (preserve.unmasked > 0 and setup.masked) or (preserve.prior and setup.manifest.document["samples"]["prior"])
+    return ((2 * once + SLIDER_BASE if config.slider.on else once) + bool(base)
+            + (once + 1 if preserve.prompted else 0))
 
 
 def evaluations_of(setup: Setup) -> int:

@@ -78,7 +78,8 @@ def evaluate(
     for warning in found.warnings:
         say(f"warning: {warning}")
     if not quiet:
-        say(f"{counted(found.drawn, 'picture')} drawn; {found.kept.folder} keeps them for the next time")
+        kept = f"{found.kept.folder} keeps them for the next time" if found.drawn else f"all are in {found.kept.folder}"
+        say(f"{counted(found.drawn, 'picture')} drawn; {kept}")
     if as_json:
         put_json(found.as_json())
     else:

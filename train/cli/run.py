@@ -72,8 +72,8 @@ def run(
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
         if (found := ending.get("proposal")) and not quiet:
-            say(f"train evaluate {shell_name(str(local.path))} proposes {found['checkpoint'] or 'none'}: "
-                f"{found['reason']}")
+            say(f"of the evaluated checkpoints {found['checkpoint'] or 'none'} is proposed: {found['reason']}; "
+                f"the scores: train evaluate {shell_name(str(local.path))}")
         put(str(local / ending["result"]))
 
 
@@ -132,6 +132,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
     from prep.loader.shards import check_shards
     from train.check.nodes import notes_on_nodes
     from train.check.requirements import check_device
+    from train.check.shares import notes_on_shares
     from train.config.unused import unused_on
     from train.runs.directory import lock_run
 
@@ -148,8 +149,8 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
             opt.check_compiler(setup.config, place.type)
-            notes = notes_on_nodes(setup, ranks.nodes, begins=start is None) if ranks.first else []
-            for note in (*unused_on(setup.config, place.type, ranks.world), *notes):
+            notes = [*notes_on_nodes(setup, ranks.nodes, begins=start is None), *notes_on_shares(setup)]
+            for note in (*unused_on(setup.config, place.type, ranks.world), *(notes if ranks.first else [])):
                 say(f"note: {note}")
             if ranks.first:
                 opened.enter_context(lock_run(local, setup.manifest))

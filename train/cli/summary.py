@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,7 +203,7 @@ def _what(setup: Setup) -> list[str]:
     held_out = sum(len(members) for members in setup.index.validation)
     part = "some weights of" if config.full.train or config.full.freeze else "every weight of"
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else part
-    return [f"{what} {printable(str(setup.model.path))} ({manifest.family}, {setup.prediction}), "
+    return [f"{what} {printable(normpath(str(setup.model.path)))} ({manifest.family}, {setup.prediction}), "
             f"{counted(setup.model.numbers, 'trained parameter')}",
             *_beside(setup),
             f"{counted(len(setup.index.samples) - held_out, 'training sample')} and "

@@ -193,7 +193,8 @@ def of_file(index: Index, path: Path, option: str, encoded: Kept | None = None, 
                         hint="write one on each line" + (f", or give one with {typed}" if typed else ""))
     rows = look_up(index, prompts, path, encoded)
     if not rows.prompts:
-        raise CacheError(f"the cache has no text row of any prompt in {path}", hint=how_to_store(index, path, typed))
+        raise CacheError(f"the cache has no text row of any prompt in {path}",
+                         hint=how_to_store(index, path, typed) + _back(index, path))
     return rows
 
 
@@ -210,6 +211,14 @@ def how_to_store(index: Index, path: Path, typed: str) -> str:
     """What stores the rows of the prompt file at `path`; or else what `typed` can give is encoded."""
     return (f"encode a prompt with {typed}, or " if typed else "") + (
         f"store the rows of a prompt file: {prompts_command(index.manifest, path)}")
+
+
+def _back(index: Index, path: Path) -> str:
+    """How a manifest has its own prompts again after those at `path` were stored; "" if these are its own."""
+    named = index.manifest.document["prompts"]["file"]
+    if named is None or (own := index.manifest.folder / named).resolve() == path.resolve():
+        return ""
+    return f"; these replace the manifest's prompts, and {prompts_command(index.manifest, own)} brings them back"
 
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> CurrentPrompts:

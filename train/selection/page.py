@@ -44,9 +44,10 @@ def page(found: Evaluation, made: date) -> str:
     scores, chosen, reason = _scores(found), found.proposal.name, found.proposal.reason
     sections = [
         Section(id="scores", title="Scores", count=len(scores.rows), note=(
-            f"{reason[0].upper()}{reason[1:]}. Likeness is the mean cosine with the nearest pictures of the data set. "
-            "A drift of 0: pictures that should stay are as the base model draws them; 1: they are as far from those "
-            "as these are from one another. Prompt fit is the mean cosine with the prompt, and no part of the rule.")),
+            f"{reason[0].upper()}{reason[1:]}. held-out and training: likeness, the mean cosine with the nearest of "
+            "these pictures; nearest: the highest with a training picture. A drift of 0: pictures that should stay are "
+            "as the base model draws them; 1: they are as far from those as these are from one another. Prompt fit is "
+            "the mean cosine with the prompt, and no part of the rule.")),
         Section(id="pictures", title="Pictures", count=len(films)),
         Section(id="neutral", title="Pictures that should stay", count=len(neutral),
                 note="Step 0 is the base model." if neutral else "This model draws none without a picture.")]
@@ -65,8 +66,7 @@ def _scores(found: Evaluation) -> Table:
                   str(len(each["copies"])), "; ".join(each["excluded"])) for each in document)
     return Table(caption="Scores of the checkpoints", rows=rows, columns=(
         Column(head="checkpoint", kind="code"), *(Column(head=head, kind="number") for head in (
-            "likeness to held-out pictures", "to training pictures", "nearest", "drift", "validation loss",
-            "prompt fit", "copies")),
+            "held-out", "training", "nearest", "drift", "validation", "prompt fit", "copies")),
         Column(head="out of bounds")))
 
 

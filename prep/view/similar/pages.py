@@ -17,13 +17,14 @@ def map_page(site: Site, similar: Similar) -> str:
     if found is None:
         return comparing_page(site, similar)
 
-    def sample(name: str) -> int:
-        return similar.sample_of(name)
+    def page_of(name: str) -> str:
+        sample = similar.sample_of(name)
+        return "" if sample is None else f"{site.base}/sample/{sample}"
 
     page = similarity_page(
-        found, what="", all_of=lambda number: f"{site.base}/?cluster={number + 1}",
-        link=lambda name: f"{site.base}/like/{sample(name)}",
-        shot=lambda name: Shot(name=name, address=f"{site.base}/thumbnail/{sample(name)}", lazy=True))
+        found, what="", all_of=lambda number: f"{site.base}/?cluster={number + 1}", page_of=page_of,
+        link=lambda name: f"{site.base}/like/{similar.sample_of(name)}",
+        shot=lambda name: Shot(name=name, address=f"{site.base}/thumbnail/{similar.sample_of(name)}", lazy=True))
     return site.render("similarity.html", page=page)
 
 

@@ -50,9 +50,9 @@ class Similar:
             raise self._failed
         return not self._thread.is_alive()
 
-    def sample_of(self, name: str) -> int:
-        """The sample with a name in the analysis."""
-        return self._names[name]
+    def sample_of(self, name: str) -> int | None:
+        """The sample with a name in the analysis; `None`: a finding of that name is about a source, or the set."""
+        return self._names.get(name)
 
     def nearest(self, sample: int, count: int) -> list[tuple[int, float]]:
         """The samples most like one, and the cosine with each; none if it has no embedding. Raises `CacheError`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from runs import go
 
 from prep.training.schema import Evaluating, Validation
 from train import state, validate
 from train.check.shares import notes_on_shares, shares_of
+from train.objectives import forward, slider
 
 PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"every": 0}}
 
@@ -90,3 +92,23 @@ def test_evaluated_checkpoints_count_as_many_pictures_as_they_have_seeds(make, s
 
 def test_few_samples_are_validated_unless_all_are_asked_for():
     assert Validation().most == 64
+
+
+@pytest.mark.parametrize("settings", [
+    {"slider": {"positive": "a red circle"}}, {"preserve": {"prior": True, "unmasked": 0.5, "prompted": 0.5}},
+    {"slider": {"positive": "a red circle"}, "preserve": {"prompted": 0.5}, "gradient_checkpointing": True}], ids=str)
+def test_what_the_base_predicts_beside_counts(make, setup_of, tmp_path, monkeypatch, settings):
+    """Each prediction of a step and of a validation: three times where a backward pass follows, four if recomputed."""
+    setup = setup_of(make(), **{**PLAIN, "epochs": 1, "validation": {"every": 100, "timesteps": 3}, **settings})
+    cost, passed = 4 if "gradient_checkpointing" in settings else 3, {True: 0, False: 0}
+    for module in (forward, slider):
+        def counted(denoiser, noised_BChw, *rest, plain=module.predict, **named):
+            backward = torch.is_grad_enabled()
+            passed[denoiser.model.training] += noised_BChw[:, 0].numel() * (cost if backward else 1)
+            return plain(denoiser, noised_BChw, *rest, **named)
+
+        monkeypatch.setattr(module, "predict", counted)
+    monkeypatch.setattr("train.trial.warm_up_largest_bucket", lambda *_: None)
+    found = shares_of(setup)
+    go(setup, tmp_path / "run")
+    assert found.validation / found.training == pytest.approx(passed[False] / passed[True])

@@ -689,8 +689,9 @@ def test_sample_with_prompts_of_one_s_own(train, make):
     own.write_text("unheard of\n")
     result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
     assert result.code == 7 and "the cache has no text row of any prompt in" in result.err
-    (named,) = re.findall(r"prep prompts (\S+)", result.err)  # once, as it is typed in this directory
-    assert Path(named).resolve() == own.resolve()
+    named, back = re.findall(r"prep prompts (\S+)", result.err)  # as they are typed in this directory
+    assert Path(named).resolve() == own.resolve() and Path(back).resolve() == (made.root / "prompts.txt").resolve()
+    assert "; these replace the manifest's prompts, and prep prompts " in result.err
 
 
 def test_a_base_model_that_has_moved_is_named_with_model(train, make, tiny_model, monkeypatch):

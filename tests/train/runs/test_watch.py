@@ -69,11 +69,11 @@ def test_a_loss_that_is_no_number_is_passed_over():
     ({"event": "end", "step": 4, "result": "x", "proposal": {"checkpoint": "step-000002", "reason": "y"}},
      "done: x; proposed: step-000002"),
     ({"event": "end", "step": 4, "result": "x", "proposal": {"checkpoint": None, "reason": "y"}}, "done: x"),
-    ({"event": "evaluation", "step": 4, "held_out": 0.75, "training": 0.5, "nearest": 0.9, "drift": 0.125, "copies": 1},
-     "step 4: pictures like held-out ones 0.7500 and training ones 0.5000; 1 nearly as in the training set; "
-     "drift 0.1250"),
+    ({"event": "evaluation", "step": 4, "held_out": 0.75, "training": 0.5, "nearest": 0.9, "drift": 0.125, "copies": 1,
+      "prompt_fit": 0.25}, "step 4: likeness 0.7500 to held-out pictures and 0.5000 to training pictures; 1 copy; "
+     "drift 0.1250; prompt fit 0.2500"),
     ({"event": "evaluation", "step": 4, "held_out": None, "training": 0.5, "drift": None, "copies": 0},
-     "step 4: pictures like training ones 0.5000; 0 nearly as in the training set"),
+     "step 4: likeness 0.5000 to training pictures; 0 copies"),
     ({"event": "stopped", "step": 4}, "stopped after step 4; the same command with --resume continues from there"),
     (step(1), None),
 ])

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from torchrun import torchrun
 from vision_models import build
 
-from prep.pages.run import charts
+from prep.pages.run import charts, run_page
 from prep.runs.events import read_events
 from prep.runs.history import read_history
+from prep.runs.state import RunState
 from train import evaluate as evaluating
 from train.check import check
 from train.cli.memory import Fitting
@@ -116,7 +117,8 @@ def test_an_interrupted_run_is_an_unbroken_one_and_evaluate_draws_nothing(root, 
     end, = events(straight, "end")
     assert end["proposal"] == found.json["proposal"]
     assert done.err.splitlines()[-1] == (
-        f"train evaluate {straight} proposes {end['proposal']['checkpoint'] or 'none'}: {end['proposal']['reason']}")
+        f"of the evaluated checkpoints {end['proposal']['checkpoint'] or 'none'} is proposed: "
+        f"{end['proposal']['reason']}; the scores: train evaluate {straight}")
 
 
 def test_failures_are_warnings_and_evaluate_does_the_rest(root, place, train, monkeypatch):
@@ -165,7 +167,7 @@ model = "{shutil.copytree(tiny_model, place / 'turbo')}"
     assert done.code == 0 and loads == [place / "turbo"] * 2, done.err
     assert [(event["step"], event["pictures"], event["drift"] is None) for event in events(run, "evaluation")] == [
         (2, 2, False), (3, 2, False)]
-    assert "proposal" not in events(run, "end")[0] and " proposes " not in done.err
+    assert "proposal" not in events(run, "end")[0] and "of the evaluated checkpoints " not in done.err
     nothing_left(monkeypatch)
     found = train("evaluate", run, "--device", "cpu", "--json")
     assert "0 pictures drawn" in found.err and found.json["neutral"] == 2, found.err
@@ -220,9 +222,17 @@ def test_the_log_s_scores_are_curves_and_numbers_of_trackers():
     history = read_history(log)
     assert history.scores == {"held_out": [(2, 0.75)], "training": [(2, 0.5), (4, 0.5)], "drift": [(4, 0.25)],
                               "prompt_fit": [(2, 0.25), (4, 0.25)]}
-    assert [chart.title for chart in charts(history)] == ["Likeness of drawn pictures",
-                                                          "Drift of pictures that should stay"]
+    drawn = charts(history)
+    assert [chart.title for chart in drawn] == ["Likeness of drawn pictures", "Drift of pictures that should stay"]
+    assert all(len({trace.kind for trace in chart.traces}) == len(chart.traces) for chart in drawn), "told apart"
+    assert len(drawn[0].traces) == 3 and all(trace.dots for trace in drawn[0].traces), "also of one checkpoint"
     assert charts(read_history(log[:1])) == []
+    for proposed in ("step-000002", None):
+        end = {"event": "end", "step": 4, "result": "x", "proposal": {"checkpoint": proposed, "reason": "y"}}
+        page = run_page(read_history([*log, end]), RunState(doing="finished", step=4, beat=None), films=(),
+                        films_note="", worst=(), worst_note="")
+        assert [each.value for each in page.head.stats if each.label == "proposed checkpoint"] == [proposed] * (
+            proposed is not None)
     assert dict(numbers(log[1])) == {f"evaluation/{name}": scores[name]
                                      for name in ("held_out", "training", "nearest", "copies", "prompt_fit")}
 

@@ -86,7 +86,7 @@ def test_numbers_pictures_and_a_page(root, run, train, monkeypatch):
     assert {each["prompt_fit"] for each in document["checkpoints"]} == {None}
     assert said.out.splitlines()[-1] == (
         f"proposed: {document['proposal']['checkpoint'] or 'none'}: {document['proposal']['reason']}")
-    assert said.err == f"0 pictures drawn; {run / 'evaluation'} keeps them for the next time\n"
+    assert said.err == f"0 pictures drawn; all are in {run / 'evaluation'}\n"
 
     found = running.evaluate(asked(run), torch.device("cpu"))
     opened = open_manifest(read_manifest(root / "m.json"))
