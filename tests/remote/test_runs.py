@@ -296,6 +296,25 @@ def test_no_average_is_lost_wherever_a_run_in_a_store_ends(train, words, store, 
     assert averages_of(require_whole(store, url)) == averages_of(here)
 
 
+def test_what_is_left_of_a_removed_checkpoint_is_removed_later(train, words, store, url, tmp_path, monkeypatch):
+    """Its state.json goes first. An average that is not kept yet is kept; what is there stays as it is."""
+    words = changed(words, *AVERAGED)
+    assert train(*words, "-o", url).code == 0
+    before, prefix = objects(store, url), url.removeprefix("s3://bucket/")
+    name = "averages/step-000003/ema-0.05.safetensors"
+    store.server.delete(f"{prefix}/{name}")
+    for step in ("step-000002", "step-000003"):
+        for file in ("lora.safetensors", "ema-0.05.safetensors"):
+            kept = before["checkpoints/step-000005/lora.safetensors" if file[0] == "l" else f"averages/{step}/{file}"]
+            store.server.put(f"{prefix}/checkpoints/{step}/{file}", kept if step[-1] == "3" else b"half of it")
+    new_computer(monkeypatch, tmp_path)
+    assert train(*(STEPS + 1 if word == STEPS else word for word in words), "--resume", "-o", url).code == 0
+    after = require_whole(store, url)
+    assert {each.split("/")[1] for each in after if each.startswith("checkpoints/")} == {"step-000006", "step-000007"}
+    kept = {each: data for each, data in before.items() if each.startswith("averages/")}
+    assert kept.items() <= after.items() and len(kept) == 8
+
+
 @pytest.mark.parametrize("count", [14])
 def test_a_run_continues_on_another_computer(train, words, here, store, url, tmp_path, monkeypatch, count):
     assert end_midway(train, words, store, url, count, monkeypatch).code == 7
