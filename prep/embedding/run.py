@@ -78,13 +78,13 @@ class EmbedReport:
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
         """A short summary for people; with `every`, it lists every rejected picture."""
-        verb = "would make" if self.dry_run else "made"
+        verb, again = ("would make", "reuse") if self.dry_run else ("made", "reused")
         texts = self.captions
-        also = "" if texts is None else (f"; {counted(texts.made + texts.reused, 'caption')}: {verb} "
-                                         f"{grouped(texts.made)}, reused {grouped(texts.reused)}")
+        also = "" if texts is None or not (count := texts.made + texts.reused) else (
+            f"; {counted(count, 'caption')}: {verb} {grouped(texts.made)}, {again} {grouped(texts.reused)}")
         lines = [*rejected_lines(self.rejected, every=every),
                  f"{printable(str(self.cache))}: {verb} {counted(self.made, 'embedding')} "
-                 f"({format_bytes(self.bytes)}), reused {grouped(self.reused)}, of "
+                 f"({format_bytes(self.bytes)}), {again} {grouped(self.reused)}, of "
                  f"{counted(self.pictures, 'picture')} in {seconds:.1f} s{also}"]
         if self.unmade:
             lines.append(f"{counted(self.unmade, 'embedding')} could not be made in this run; run the same command "

@@ -160,14 +160,16 @@ def _key_numbers(history: History) -> list[tuple[str, str]]:
     if best is None or len(smooth) >= FEW:
         numbers.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
     if proposed := _proposed(history):
-        numbers.insert(0, ("proposed checkpoint", proposed))
+        numbers.append(("proposed checkpoint", proposed))
     return [*numbers, (unit, speed), ("training time", clock(history.seconds))]
 
 
 def _proposed(history: History) -> str:
-    """The checkpoint that a finished run's evaluations propose; "" if none is."""
+    """The step of the checkpoint that a finished run's evaluations propose; "" if none is."""
     found = history.events[-1].get("proposal") if history.events else None
-    return str(found.get("checkpoint") or "") if isinstance(found, dict) else ""
+    name = str(found.get("checkpoint") or "") if isinstance(found, dict) else ""
+    number = name.removeprefix("step-")
+    return f"step {int(number):,}" if number.isdecimal() else name
 
 
 def charts(history: History) -> list[Chart]:

@@ -14,6 +14,7 @@ from prep.errors import UsageError
 from prep.formatting import counted
 from prep.fs.place import OUTPUT, Local, maybe_place, require_local
 from prep.models.device.named import require_device
+from prep.runs.document import read_document
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
 from train.cli import options as opt
@@ -53,6 +54,7 @@ def evaluate(
     from prep.cli.ticker import progress_unless
 
     require_local(folder, "run", "copy it to a directory of this computer")
+    read_document(folder)  # refuses what is no run, before the libraries are imported
     for path, role in ((prompts, "prompt file"), (neutral, "prompt file")):
         if path is not None:
             require_local(path, role)

@@ -130,10 +130,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
     from prep.loader.shards import check_shards
-    from train.check.nodes import notes_on_nodes
     from train.check.requirements import check_device
-    from train.check.shares import notes_on_shares
-    from train.config.unused import unused_on
     from train.runs.directory import lock_run
 
     with defer_interrupts():
@@ -149,8 +146,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
             opt.check_compiler(setup.config, place.type)
-            notes = [*notes_on_nodes(setup, ranks.nodes, begins=start is None), *notes_on_shares(setup)]
-            for note in (*unused_on(setup.config, place.type, ranks.world), *(notes if ranks.first else [])):
+            for note in _notes(setup, place.type, ranks, begins=start is None):
                 say(f"note: {note}")
             if ranks.first:
                 opened.enter_context(lock_run(local, setup.manifest))
@@ -168,6 +164,16 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
                 _explain_stop(local, log.last["step"], start_from)
             raise
         return log.last
+
+
+def _notes(setup: Setup, kind: str, ranks: Ranks, *, begins: bool) -> list[str]:
+    """What `train check` notes, too: of a kind of device, of several ranks and nodes, and of the parts of the run."""
+    from train.check.nodes import notes_on_nodes
+    from train.check.shares import notes_on_shares
+    from train.config.unused import unused_on
+
+    return [*unused_on(setup.config, kind, ranks.world), *notes_on_nodes(setup, ranks.nodes, begins=begins),
+            *notes_on_shares(setup)]
 
 
 def _log(opened: ExitStack, folder: Path, config: Config, ranks: Ranks, quiet: bool) -> tuple[Log, Requests | None]:

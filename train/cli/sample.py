@@ -15,6 +15,7 @@ from prep.formatting import printable
 from prep.fs.place import OUTPUT, maybe_place, place_of, require_local
 from prep.models.device.named import require_device
 from prep.progress import phase
+from prep.runs.document import read_document
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
 from train.cli import options as opt
@@ -55,6 +56,7 @@ def sample(
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
     from prep.cli.ticker import progress_unless
     from prep.recipe.prompts import parse_prompt
+    from train.runs.stored.reading import for_losses, for_weights
 
     if prompt and prompts is not None:
         raise UsageError("--prompt and --prompts are both given, expected one of them")
@@ -65,11 +67,15 @@ def sample(
         raise UsageError("--base is given with --checkpoint, but it shows the model before training",
                          hint="omit one of them")
     require_device(device)
-    output = output or unused_picture("grid")
+    output, columns = output or unused_picture("grid"), _numbers(weights, base or compare)
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
+    require_local(output, "output", OUTPUT, UsageError)
+    if prompts is not None:
+        require_local(prompts, "prompt file")
+    run = for_losses(place_of(folder)) if base else for_weights(place_of(folder), checkpoint)
+    read_document(run.path)  # refuses what is no run, before the libraries are imported
     with defer_interrupts():
         from prep.models.tensors import pick_device
-        from train.runs.stored.reading import for_losses, for_weights
         from train.sample import SampleRequest, show
 
         encode: Encode | None = None
@@ -77,14 +83,9 @@ def sample(
             from train.sampling.text import encode_prompts
 
             encode = encode_prompts
-    require_local(output, "output", OUTPUT, UsageError)
-    place = place_of(folder)
-    if prompts is not None:
-        require_local(prompts, "prompt file")
-    wanted = SampleRequest(run=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
-                           texts=texts, checkpoint=checkpoint, manifest=maybe_place(manifest), cache=maybe_place(cache),
-                           model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
-                           download=download, weights=_numbers(weights, base or compare),
+    wanted = SampleRequest(run=run, prompts=prompts, texts=texts, checkpoint=checkpoint,
+                           manifest=maybe_place(manifest), cache=maybe_place(cache), model=model, steps=steps,
+                           guidance=guidance, seed=seed, sampler=sampler, download=download, weights=columns,
                            which=("before", "after") if compare else ("before",) if base else ("after",))
     progress = progress_unless(quiet)
     with phase(progress, "sampling"):

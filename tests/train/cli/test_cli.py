@@ -916,6 +916,16 @@ def test_help_is_quick_and_loads_nothing_heavy(command):
     assert time.monotonic() - begun < 3  # 0.15 s alone; this machine may be busy
 
 
+@pytest.mark.parametrize("command", ["sample", "evaluate", "worst", "replay --step 1", "report"])
+def test_what_is_no_run_is_said_before_anything_heavy_is_loaded(command, tmp_path):
+    code = ("import sys; from train.cli.main import main; sys.argv = ['train', *sys.argv[1:]]\n"
+            "try: main()\nexcept SystemExit as end: assert end.code == 5, end.code\n"
+            "assert not {'torch', 'diffusers', 'peft'} & set(sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, *command.split(), tmp_path / "none"], check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "none does not exist, expected the directory of a run" in done.stderr, done.stderr
+
+
 def test_a_run_that_another_program_is_in_is_left_alone(train, make):
     from train.check import check
     from train.config.load import load_config
