@@ -17,7 +17,7 @@ from train.sampling.prompts import of_file, of_manifest
 from train.setup import RunRequest
 
 AGAIN = "prep encode SOURCE --embed MODEL, or set model in [embed] of the recipe, and run prep encode again"
-_NONE = "none with --set evaluate.every=0"
+_NONE = "or evaluate no checkpoint: --set evaluate.every=0"
 
 
 def vision_to_evaluate(request: RunRequest, config: Config, manifest: Manifest, index: Index | None,

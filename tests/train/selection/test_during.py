@@ -181,7 +181,8 @@ def test_what_is_missing_is_said_before_the_first_step(root, prep, train, place,
 
     def refused(fault, code, said, hint):
         assert fault.exit_code == code and said in fault.message, fault.message
-        assert hint in fault.hint and fault.hint.endswith("; none with --set evaluate.every=0"), fault.hint
+        assert hint in fault.hint, fault.hint
+        assert fault.hint.endswith("; or evaluate no checkpoint: --set evaluate.every=0"), fault.hint
 
     assert faults() == () and check(RunRequest(manifest=root / "m.json"), parse({}, "")).setup.vision is None
     assert prep("encode", root / "photos", "--model", tiny_model, "--cache", root / "cache", "-o", root / "bare.json",
