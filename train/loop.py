@@ -291,6 +291,9 @@ def _begin(run: _Run, texts: Iterable[str], existing: frozenset[str], offload: i
         log("warning", first, text=text)
     if first and "checkpoint" not in existing:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
+    keep = run.storage.local_keep(setup.config.checkpoint.keep)
+    if first and ranks.first:  # the run may have ended after it saved one, before it removed the oldest
+        files.remove_old(run.folder, keep)
     evaluate(run.trainee, run.rows, setup, run.folder, log, run.progress,
              existing=frozenset(ranks.gather(sorted(existing))[0]))
 

@@ -954,3 +954,14 @@ def test_the_loop_never_loads_a_text_encoder():
             "assert not {'prep.models.text.encoder', 'train.sampling.text'} & set(sys.modules)\n"
             "assert 'transformers.models.clip.modeling_clip' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_resumed_run_removes_what_was_to_be_removed(make, setup_of, tmp_path):
+    """The one before ended between its last checkpoint and the removal of its oldest, and before its result."""
+    settings, made = {**QUICK, "steps": 3, "ema": {"snapshots": True}}, make()
+    go(setup_of(made, **{**settings, "checkpoint": {"every": 1, "keep": 3}}), tmp_path / "run")
+    (tmp_path / "run" / "lora.safetensors").unlink()
+    go(setup_of(made, **{**settings, "checkpoint": {"every": 1, "keep": 1}}), tmp_path / "run", resume=True)
+    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == ["step-000003"]
+    assert {path.name for path in (tmp_path / "run" / "averages").iterdir()} == {"step-000001", "step-000002"}
+    assert (tmp_path / "run" / "lora.safetensors").is_file()

@@ -272,6 +272,7 @@ class StoredRun(OnDisk):
         while (folder := self._next()) is not None:
             self._upload_checkpoint(folder)
             self._remove_old()
+        self._remove_old()  # also if all were uploaded before
         self._upload_others()
 
     def _next(self) -> Path | None:
