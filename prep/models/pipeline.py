@@ -342,7 +342,8 @@ def clip_vocabulary(merges: str) -> dict[str, int]:
 def single_model_files(folder: Path) -> ComponentFiles:
     """The files of a transformers model that lies alone in `folder`, as on the Hub. Raises `ModelError`."""
     if not os.path.lexists(folder / "config.json"):
-        raise ModelError(f"{folder} has no config.json", hint="name the directory of one model of transformers, not that of a pipeline")
+        raise ModelError(f"{folder} has no config.json",
+                         hint="name the directory of one model of transformers, not that of a pipeline")
     refuse_adapter(folder)
     weights, index, usual_name = _weights(folder, "model")
     tensors = read_tensors(weights)
