@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from beside import scattered
+from beside import require_textbook, scattered
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from real_manifest import CONTEXT
 
@@ -121,11 +121,7 @@ def test_what_the_base_predicts_for_other_prompts_is_preserved(make, setup_of, t
             with torch.no_grad():
                 old = base(noised, batch.timestep_B, other).sample
             each = ((new - batch.noise_BChw)**2).mean(dim=(1, 2, 3)) + 0.3 * ((kept - old)**2).mean(dim=(1, 2, 3))
-            assert torch.allclose(losses, each, atol=1e-5) and float(total) == pytest.approx(
-                0.5 * float(each.detach().sum()))
-            (0.5 * each.sum() / 2).backward()
-            for name, value in trainee.denoiser.parameters.items():
-                assert torch.allclose(ours[name], value.grad, rtol=1e-3, atol=1e-6), name
+            require_textbook(each, trainee.denoiser.parameters, total, losses, ours)
             trainee.optimizer.zero_grad()
     assert words == {0, 1}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside import scattered
+from beside import require_textbook, scattered
 from counted_steps import counted
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from runs import events, go
@@ -61,11 +61,7 @@ def test_both_pictures_are_those_of_the_formula(make, setup_of, tiny_model, chec
             down = torch.func.functional_call(
                 model, turned, (scheduler.add_noise(stored(made, names, "B"), noise, at), at, text)).sample
             each = (((up - noise)**2).mean((1, 2, 3)) + ((down - noise)**2).mean((1, 2, 3))) / 2
-            assert torch.allclose(losses, each, atol=1e-5)
-            assert float(total) == pytest.approx(0.5 * float(each.detach().sum()))
-            (0.5 * each.sum() / 2).backward()
-            for name, value in parameters.items():
-                assert torch.allclose(ours[name], value.grad, rtol=1e-3, atol=1e-6), name
+            require_textbook(each, parameters, total, losses, ours)
             trainee.optimizer.zero_grad()
             other.optimizer.zero_grad()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside import scattered
+from beside import require_textbook, scattered
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from real_manifest import CONTEXT
 from runs import go
@@ -57,11 +57,7 @@ def test_both_directions_are_those_of_the_formula(make, setup_of, tiny_model, ne
             up = model(noised, batch.timestep_B, text).sample
             down = torch.func.functional_call(model, turned, (noised, batch.timestep_B, text)).sample
             each = ((up - old - 1.5 * (more - less))**2 + (down - old + 1.5 * (more - less))**2).mean((1, 2, 3)) / 2
-            assert torch.allclose(losses, each, atol=1e-5)
-            assert float(total) == pytest.approx(0.5 * float(each.detach().sum()))
-            (0.5 * each.sum() / 2).backward()
-            for name, value in parameters.items():
-                assert torch.allclose(ours[name], value.grad, rtol=1e-3, atol=1e-6), name
+            require_textbook(each, parameters, total, losses, ours)
             trainee.optimizer.zero_grad()
             other.optimizer.zero_grad()
 
